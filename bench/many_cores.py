@@ -40,7 +40,7 @@ from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.setup import make_engine
 from feeder.loader.observe.meter import part_sums
-from feeder.loader.options import DeviceOptions, EpochOptions
+from feeder.loader.options import DeviceOptions, LoaderOptions, WorkerOptions
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.tools.bench.result_file import save, spread
@@ -113,22 +113,16 @@ def run_rank(number: int, rank: Rank, options: Any) -> dict[str, float]:
     size = rank.batch_size
     recipe = recipe_or_views(preset("train", "float32", rank.image_size))
     work = Sleeper(cast(Any, Numbers()), recipe, "cpu", image_s=rank.workers / rank.rate)
-    epoch_options = EpochOptions(
+    epoch_options = LoaderOptions(
         batch_size=size,
         num_workers=rank.workers,
         drop_last=True,
         prefetch_factor=options.prefetch_factor or 2,
         prefetch_is_given=options.prefetch_factor > 0,
-        persistent_workers=False,
-        timeout_s=0.0,
-        hang_timeout_s=300.0,
         multiprocessing_context=multiprocessing.get_context("fork"),
-        memory_limit_bytes=None,
-        worker_threads=1,
-        numa_node=None,
-        snapshot_every_n_steps=None,
         rank=number,
         world_size=options.ranks,
+        workers=WorkerOptions(numa_node=None, hang_timeout_s=300.0),
         device=DeviceOptions(),
     )
     order = Order(_SAMPLES, 0, True)
@@ -145,7 +139,6 @@ def run_rank(number: int, rank: Rank, options: Any) -> dict[str, float]:
         finishing=Finishing(work, None, False, ()),
         ledger=Ledger(),
         agree=None,
-        channels_last=False,
     )
     wanted = requests(order, EpochProgress(Place(), Split(_SAMPLES, size, number, options.ranks, True)))
     iterator = FastIterator(epoch, None)

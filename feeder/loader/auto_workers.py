@@ -17,30 +17,33 @@ Note [Ranks of a host]
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import distributed
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import IterableDataset
 
 from feeder.decoders.registry import Dali, dali_is_installed
+from feeder.errors import ArgumentError
 from feeder.loader.group_store import is_initialized
-from feeder.loader.options import WorkerOptions
+from feeder.loader.options import DEFAULT_COLLATES, WorkerOptions
+from feeder.loader.path_choice import PathChoice
 from feeder.loader.stateful import method_of
 from feeder.loader.trial import run
 from feeder.system.cores import cores, local_world_size
 
-__all__ = ["MOST_THREADS", "WorkersChoice", "choose_workers", "measured", "threads_for"]
+__all__ = ["MOST_THREADS", "WorkersChoice", "measured", "settle_workers"]
 
 _log = logging.getLogger("feeder")
 
+# Arguments that the work of a worker depends on.
+_OF_WORK = ("dataset", "worker_init_fn", "multiprocessing_context", "collate_fn", "backend", "fidelity", "sizes")
 SECONDS = 3.0
 RUN_S = 0.4
 MOST_THREADS = 8  # of a worker; see Note [Threads for processes]
@@ -66,84 +69,105 @@ class WorkersChoice:
     worker_threads: int = 1
 
 
-def threads_for(workers: int) -> int:
-    """Returns the number of threads with which a given number of workers keeps the cores of this rank busy, 1 to 8.
+def settle_workers(
+    make: Callable[..., Any], given: Mapping[str, Any], path: PathChoice, device: torch.device | None
+) -> tuple[int, int | None, WorkersChoice | None]:
+    """Returns numbers in place of "auto", for a loader that is about to be made.
 
     Args:
-        workers: Number of workers; 0: the calling process makes the batches.
+        make: Makes a loader.
+        given: The loader's arguments, by name.
+        path: The path that it takes.
+        device: The device that batches go to.
+
+    Returns:
+        Number of workers; threads of each, None: not given; the choice of the former, None: it was given.
+
+    Raises:
+        ArgumentError: for a number of workers that is another word.
     """
-    return max(1, min(MOST_THREADS, _cores_of_rank()[0] // max(1, workers)))
+    number, threads = given["num_workers"], (given["worker_options"] or WorkerOptions()).threads
+    if number == "auto":
+        choice = _choose(make, given, path, device)
+        return choice.num_workers, choice.worker_threads, choice
+    if isinstance(number, str):
+        raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {number!r}")
+    if threads == "auto":  # as many as keep the cores of this rank busy
+        threads = max(1, min(MOST_THREADS, _cores_of_rank()[0] // max(1, number))) if path.is_fast else 1
+    return number, threads if isinstance(threads, int) else None, None
 
 
-def choose_workers(
-    make: Callable[..., Any],
-    dataset: Any,
-    batch_size: int | None,
-    *,
-    fast: bool,
-    device: torch.device | None,
-    threads: int | None,
-    arguments: Mapping[str, Any],
+def _choose(
+    make: Callable[..., Any], given: Mapping[str, Any], path: PathChoice, device: torch.device | None
 ) -> WorkersChoice:
     """Returns the number of workers for a loader that is about to be made, and of the threads of each.
 
     The caller's sampler and random state stay untouched: the measured samples are drawn apart from them, in workers.
-
-    Args:
-        make: Makes a loader.
-        dataset: The loader's dataset.
-        batch_size: The loader's batch size; None: single samples.
-        fast: The loader will run feeder's fast path.
-        device: The device that batches go to.
-        threads: Threads of each worker; None: to be chosen, too, see Note [Threads for processes].
-        arguments: The loader's arguments that concern the work of a worker.
+    Arguments are those of :func:`settle_workers`.
     """
-    usable, given = _cores_of_rank()
-    elsewhere = _decoded_elsewhere(fast, device, arguments)
-    why_not = _unmeasurable(dataset, fast) or elsewhere
-    # A collate_fn runs in one thread of its worker, with all that it takes.
-    shares_parts = fast and elsewhere is None and "collate_fn" not in arguments
-    by_rule = threads or (_threads_by_rule(usable) if shares_parts else 1)
+    usable, words = _cores_of_rank()
+    elsewhere = _decoded_elsewhere(given, device) if path.is_fast else None
+    why_not = _unmeasurable(given["dataset"], path.is_fast) or elsewhere
 
-    def described(threads: int) -> str:
-        return given + (f", {threads} threads a worker" if threads > 1 else "")
+    options = given["worker_options"] or WorkerOptions()
+    threads = options.threads if isinstance(options.threads, int) else None
+    # A collate_fn runs in one thread of its worker, with all that it takes.
+    shares_parts = path.is_fast and elsewhere is None and given["collate_fn"] in DEFAULT_COLLATES
+    each = threads or (_threads_by_rule(usable) if shares_parts else 1)
 
     def rule(why: str) -> WorkersChoice:
-        workers = max(1, usable // by_rule)
-        return WorkersChoice(workers, f"{described(by_rule)}; not measured: {why}", worker_threads=by_rule)
+        reason = f"{_in_words(words, each)}; not measured: {why}"
+        return WorkersChoice(max(1, usable // each), reason, worker_threads=each)
 
     if usable // (threads or 1) <= 1:
-        choice = WorkersChoice(1, described(threads or 1), worker_threads=threads or 1)
+        choice = WorkersChoice(1, _in_words(words, threads or 1), worker_threads=threads or 1)
     elif why_not is not None:
         choice = rule(why_not)
     else:
-        if fast:
-            work = {"shuffle": True, "seed": 0, "rank": 0, "world_size": 1, "on_error": "skip", **arguments}
-            work |= {"batch_size": min(batch_size or 1, 16 * usable)}
-        else:
-            endless = RandomSampler(range(_length(dataset)), True, 1 << 30, torch.Generator())
-            work = {"sampler": endless, "batch_size": batch_size, **arguments, "generator": torch.Generator()}
-
-        def probe(workers: int, threads: int, left_s: float) -> float:
-            given = arguments.get("worker_options") or WorkerOptions()
-            options = {"worker_options": dataclasses.replace(given, threads=threads)} if fast else {}
-            with warnings.catch_warnings():  # the caller's own loader warns
-                warnings.simplefilter("ignore")
-                loader = make(dataset, **{**work, **options}, num_workers=workers, timeout=left_s)
-            return run(loader, RUN_S).images_per_s
-
-        each = by_rule if by_rule == threads or _threads_pay(probe, by_rule) else 1
-        most = max(1, usable // each)
-        choice = measured(lambda workers, left_s: probe(workers, each, left_s), most, described(each), rule)
+        probe = _Probe(make, given, path, options, usable)
+        paid = each if each == threads or _threads_pay(probe, each) else 1
+        most = max(1, usable // paid)
+        choice = measured(lambda workers, left_s: probe(workers, paid, left_s), most, _in_words(words, paid), rule)
         if choice.images_per_s:
-            choice = dataclasses.replace(choice, worker_threads=each)
-    _log.info(
-        "num_workers is %d%s: %s",
-        choice.num_workers,
-        f", {choice.worker_threads} threads each" if threads is None and choice.worker_threads > 1 else "",
-        choice.reason,
-    )
+            choice = replace(choice, worker_threads=paid)
+
+    further = f", {choice.worker_threads} threads each" if threads is None and choice.worker_threads > 1 else ""
+    _log.info("num_workers is %d%s: %s", choice.num_workers, further, choice.reason)
     return choice
+
+
+def _in_words(cores: str, threads: int) -> str:
+    return cores + (f", {threads} threads a worker" if threads > 1 else "")
+
+
+class _Probe:
+    """Measures loaders like the one that is about to be made; arguments are those of :func:`settle_workers`."""
+
+    def __init__(
+        self, make: Callable[..., Any], given: Mapping[str, Any], path: PathChoice, options: WorkerOptions, usable: int
+    ) -> None:
+        self._make = make
+        self._options = options if path.is_fast else None
+        self._arguments = {name: given[name] for name in _OF_WORK}
+        batches, batch_size = given["batch_sampler"], given["batch_size"]
+        if batches is not None:
+            batch_size = getattr(batches, "batch_size", None) or 32
+
+        if path.is_fast:
+            self._arguments |= {"shuffle": True, "seed": 0, "rank": 0, "world_size": 1}
+            self._arguments |= {"batch_size": min(batch_size or 1, 16 * usable), "on_error": "skip"}
+        else:
+            endless = RandomSampler(range(_length(given["dataset"])), True, 1 << 30, torch.Generator())
+            self._arguments |= {"sampler": endless, "batch_size": batch_size}
+            self._arguments |= {"generator": torch.Generator(), "on_error": given["on_error"]}
+
+    def __call__(self, workers: int, threads: int, left_s: float) -> float:
+        """Returns images/s with a number of workers and of the threads of each, in about a number of seconds."""
+        options = {} if self._options is None else {"worker_options": replace(self._options, threads=threads)}
+        with warnings.catch_warnings():  # the caller's own loader warns
+            warnings.simplefilter("ignore")
+            loader = self._make(**self._arguments, **options, num_workers=workers, timeout=left_s)
+        return run(loader, RUN_S).images_per_s
 
 
 def _threads_by_rule(usable: int) -> int:
@@ -215,14 +239,12 @@ def _unmeasurable(dataset: Any, fast: bool) -> str | None:
     return None
 
 
-def _decoded_elsewhere(fast: bool, device: torch.device | None, arguments: Mapping[str, Any]) -> str | None:
-    """Returns, in words, what decodes in place of workers; None if they do."""
-    if not fast:
-        return None
-    on_gpu = device is not None and device.type == "cuda" and dali_is_installed() and "collate_fn" not in arguments
-    backend = arguments.get("backend")
+def _decoded_elsewhere(given: Mapping[str, Any], device: torch.device | None) -> str | None:
+    """Returns, in words, what decodes a feeder dataset in place of workers; None if they do."""
+    backend, has_collate = given["backend"], given["collate_fn"] not in DEFAULT_COLLATES
     if backend == "cuda":
         return "workers only read, the GPU decodes"
+    on_gpu = device is not None and device.type == "cuda" and dali_is_installed() and not has_collate
     if backend == "dali" or isinstance(backend, Dali) or (on_gpu and backend == "auto"):
         return "workers only read, decoding is DALI's"
     return None

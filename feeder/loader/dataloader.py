@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +19,13 @@ import torch.utils.data
 from torch.utils.data import BatchSampler
 from typing_extensions import TypeVar
 
-from feeder.dataset.mixture import Mixture
 from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError
-from feeder.loader.auto_workers import WorkersChoice, choose_workers, threads_for
+from feeder.loader.auto_workers import settle_workers
 from feeder.loader.collate_errors import ShownCollate, given_collate, without
 from feeder.loader.device.feed import StaticBuffers
 from feeder.loader.fast.fast_path import FastPath
-from feeder.loader.fast.history import BatchSamples, ReplayedBatch, replay, samples_of
+from feeder.loader.fast.history import BatchSamples, History, ReplayedBatch
 from feeder.loader.fast.position import Place
 from feeder.loader.generic.encoded_samples import DrawnSampler, ImageDraws
 from feeder.loader.generic.generic_path import GenericPath
@@ -33,7 +33,7 @@ from feeder.loader.generic.resumable_samplers import make_resumable
 from feeder.loader.generic.split_order import SplitOrder, order_of
 from feeder.loader.generic.torchdata_state import SKIP_KEY
 from feeder.loader.left_out import Kept, check_torchs_skip, skipped_indices
-from feeder.loader.observe.live_view import LiveView
+from feeder.loader.observe.live_view import begin_view
 from feeder.loader.observe.prometheus import MetricsPage
 from feeder.loader.observe.remote_counts import remote_counts
 from feeder.loader.options import (
@@ -41,17 +41,26 @@ from feeder.loader.options import (
     DEFAULT_PREFETCH,
     CopyStream,
     DeviceOptions,
-    EpochOptions,
-    FixedOptions,
+    Fixed,
     ImageOptions,
+    LoaderOptions,
     Metrics,
     ToDevice,
     WorkerOptions,
+    change_refusal,
 )
-from feeder.loader.path_choice import choose_path, choose_shuffle, tell_of_conversion
+from feeder.loader.path_choice import choose_path, tell_of_conversion
 from feeder.loader.ranks import current_ranks
-from feeder.loader.run_seed import RunSeed
-from feeder.loader.samplers import change_order, check_ranks, follow_sampler, show_order, tell_epoch
+from feeder.loader.run_seed import RunSeed, checked_seed
+from feeder.loader.samplers import (
+    ToldEpochs,
+    change_order,
+    check_ranks,
+    follow_sampler,
+    goes_on_without_end,
+    show_order,
+    tell_epoch,
+)
 from feeder.loader.service_options import Service
 from feeder.loader.stateful import method_of
 from feeder.order.buckets import Buckets
@@ -67,17 +76,14 @@ __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 _HANG_TIMEOUT_S = 300.0
-_NOTHING_TOLD = 1 << 33, 1 << 33  # a framework's latest epoch, and the loader's; no epoch follows this one
-# Options that the fast path reads once, when it is made, from attributes of their names.
-_FIXED = frozenset(field.name for field in dataclasses.fields(FixedOptions)) - {"shuffle", "follows_state"}
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """A drop-in replacement for torch's DataLoader.
 
-    Feeder datasets take the fast path, if their recipe has a fixed output size or there are a ``collate_fn`` or
-    ``sizes``, and samples come in batches. It yields ``(images, labels, *targets, *fields)``, or
-    what ``collate_fn`` returns:
+    Feeder datasets, and a ``Subset`` or ``ConcatDataset`` of them, take the fast path if their recipe has a fixed
+    output size or there are a ``collate_fn`` or ``sizes``, and samples come in batches. It yields ``(images, labels,
+    *targets, *fields)``, or what ``collate_fn`` returns:
 
     - images: uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's ToDtype or Normalize asks for; with
       :class:`feeder.transforms.Views` a list of these, one for each view;
@@ -86,90 +92,61 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     - fields: lists of N values; int64 [N] for "index" and other numbers; for kinds of :mod:`feeder.fields` as they say.
 
     Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of workers or ranks.
+    Other datasets take torch's path, and their batches are made as torch's loader makes them. :attr:`path` says which
+    path it is, and docs/loading.md what each does.
 
-    A torch ``Subset`` of a feeder dataset takes the fast path too, with the indices that it has when the loader is
-    made. Its augmentation is drawn by the place in the subset; samples are named by their ids in the whole dataset. So
-    does a ``ConcatDataset`` of feeder datasets with equal transforms and fields; labels stay as they are.
-
-    All other datasets take torch's path: batches are made as torch's loader makes them. There, too, feeder datasets
-    and classes that derive from them have feeder's order, rank split, ``seed`` and ``shuffle``. Images that a map-style
-    dataset returns as :class:`feeder.Encoded` are read, decoded and augmented by the batch, by feeder's draws.
+    Each argument is an attribute of its name. Of feeder's own arguments ``skip`` alone can be changed later.
 
     Args:
         dataset: As torch's, like all arguments up to ``in_order`` but for what follows.
-        num_workers: Also "auto": the fewest workers that are about as fast as workers on all cores of this rank. That
-            is measured for about three seconds, on a separate iteration, by each rank for itself; where it can't be
-            (iterable datasets, datasets with a state), "auto" takes all cores. The choice and its reason are logged and
-            in :meth:`stats`. The number changes no batch of a feeder dataset; other datasets' random
-            augmentation is seeded by worker, so give a number if runs are to be repeated.
-        collate_fn: On the fast path called once for each batch, in the worker that makes the whole batch, with the
-            list of its samples as ``dataset[i]`` gives them. For each call the generators of Python, numpy and torch
-            are seeded from seed, epoch and the batch's place in the epoch, and restored afterwards. Not together with
-            ``mix`` or ``memory_format``, or with a backend that decodes in this process.
+        num_workers: Also "auto": the fewest workers that are about as fast as workers on all cores of this rank, which
+            is measured for about three seconds; all cores where it can't be. The number changes no batch of a feeder
+            dataset; other datasets' random augmentation is seeded by worker.
+        collate_fn: On the fast path called once for each batch, in a worker, with the list of its samples as
+            ``dataset[i]`` gives them. The generators of Python, numpy and torch are seeded for the call. Not together
+            with ``mix`` or ``memory_format``, or with a backend that decodes in this process.
         multiprocessing_context: The way to start workers. Without one, workers of the fast path come from a small
-            server without torch and CUDA, so that they can be replaced at any time; with a ``worker_init_fn``, a
-            ``collate_fn`` or a recipe that can't be pickled (a lambda in it) they start as torch's do, by fork if
-            something can't be pickled.
-        worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of seed, rank, the
-            epoch that the workers start in and the worker's number. Only local workers call it, and no part of an input
-            service.
+            server without torch and CUDA; what can't be pickled is started as torch does it.
+        worker_init_fn: As torch's. Only local workers call it, and no part of an input service.
         shuffle: For feeder datasets also a :class:`feeder.Window` or :class:`feeder.Lanes`. True is a full shuffle of
             local samples, and ``Lanes()`` of remote ones, with a warning; "full" is a full shuffle of either, and
-            refused if a remote set does not fit its cache. With True a run keeps the order that it was begun with,
-            wherever the set then lies.
+            refused if a remote set does not fit its cache. A run keeps the order that it was begun with.
         in_order: Ignored on the fast path: batches always come in order, as resume rests on it.
         generator: For feeder datasets the source of ``seed``.
-        seed: Seed of order and augmentation, 0 to 2**64-1; None: that of a loaded state, else drawn when the loader is
-            made, from ``generator`` or torch's default one, and the same on all ranks: those of a torch.distributed
-            group take rank 0's, others 0, with a warning. On torch's path it has no effect beside an explicit sampler,
-            and of a dataset that is not feeder's it is that of the draws for :class:`feeder.Encoded` alone.
+        seed: Seed of order and augmentation, 0 to 2**64-1. None: that of a loaded state, else drawn when the loader is
+            made, and the same on all ranks of a torch.distributed group.
         rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
             ranks get the same number of batches: ``stats()["padded"]`` lists the samples that are repeated for that. A
-            loader that one rank of a distributed job iterates alone needs ``rank=0, world_size=1``. An explicit
-            ``sampler`` or ``batch_sampler`` replaces order and rank split. Samples that it repeats are augmented anew
-            each time, and with ``seed=rank`` also those that it repeats on other ranks.
-        backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
-            this process, on ``device`` if that is a GPU; workers read, check and cut for it. :class:`feeder.Dali` is
-            "dali" with options. "cuda" decodes seekable and packed JPEGs on the GPU ``device``, by feeder's own
-            kernels; "auto" never takes it. :class:`feeder.Encoded` is decoded in the workers, by a backend for the CPU.
-        fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower. "draft" is "fast" with
-            less work where a crop is at least 2 or 4 times as large as its output: JPEGs are decoded at half or quarter
-            size, and fine details differ (``feeder parity --fidelity draft`` measures it). The backend "cpu" has such a
-            decoding; "dali" on a GPU repeats chroma, which is faster where a JPEG engine decodes; the others take
-            "draft" as "fast".
-        device: Device that batches go to: "cuda", "cuda:N" or "cpu", or a :class:`feeder.ToDevice` with options; None
-            leaves them where they are made. Copies to a GPU start from page-locked memory, on a separate stream; the
-            caller may use a batch at once.
-        memory_format: That of images: ``torch.contiguous_format`` or ``torch.channels_last``.
-        skip: Ids of samples that no epoch has, or a :class:`feeder.Skip` of ids and of spans of single epochs. The rest
-            keeps its order and its augmentation and moves up, so batches and their number change. States have it, and
-            it may change from run to run, and with ``loader.skip = ...`` from epoch to epoch, in the middle of an epoch
-            too: what was not consumed by then comes once. None: what a loaded state says; ``[]``: nothing. Of any other
-            map-style dataset the ids are its indices, and there are no spans. Not together with a sampler.
+            loader that one rank of a job iterates alone needs ``rank=0, world_size=1``. An explicit ``sampler`` or
+            ``batch_sampler`` replaces order and rank split.
+        skip: Ids of samples that no epoch has, or a :class:`feeder.Skip` of ids and of spans of single epochs. States
+            have it, and ``loader.skip = ...`` changes it, in the middle of an epoch too: what was not consumed by then
+            comes once. None: what a loaded state says; ``[]``: nothing. Not together with a sampler.
         mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one with
             equal probability. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels
-            of the partners, weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
-        sizes: In place of a recipe of fixed output size. With :class:`feeder.Buckets` the images of a batch have the
-            size of one bucket, all ranks the same one, and ``T.BUCKET`` in the recipe stands for it. Each sample comes
-            in the bucket that is nearest to its aspect ratio; what the buckets have left over at the end of an epoch
-            shares the last batches with its neighbours. With :class:`feeder.PadToBatch` images of different sizes are
-            padded to one for each batch, and their own sizes, int64 [N, 2], follow the labels.
-        prefetch_factor: Batches that each worker makes ahead, at most. On the fast path without one as many batches
-            are made ahead as keep the workers busy, and up to 2 for each worker while all of them take no more than a
-            GiB; with one, as many as it says, as far as the memory allows. An input service counts as four
-            workers, and without one gets as many batches as take no more than a GiB, so that many cores have parts.
+            of the partners, weight of the first)``.
+        sizes: In place of a recipe of fixed output size: :class:`feeder.Buckets`, one of whose sizes all images of a
+            batch have, or :class:`feeder.PadToBatch`, which pads them to one, and their sizes, int64 [N, 2], follow the
+            labels.
+        memory_format: That of images: ``torch.contiguous_format`` or ``torch.channels_last``.
+        device: Device that batches go to: "cuda", "cuda:N" or "cpu", or a :class:`feeder.ToDevice` with options; None
+            leaves them where they are made. The caller may use a batch at once.
+        backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
+            this process, on ``device`` if that is a GPU; :class:`feeder.Dali` is "dali" with options. "cuda" decodes
+            seekable and packed JPEGs on the GPU ``device``; "auto" never takes it.
+        fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower. "draft" is "fast" with
+            less work where a crop is at least 2 or 4 times as large as its output.
+        prefetch_factor: Batches that each worker makes ahead, at most. Without one the fast path makes as many ahead as
+            keep the workers, or the servers of a service, busy, within a GiB.
         worker_options: A :class:`feeder.WorkerOptions`: threads, NUMA node, patience and memory of the workers.
         on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"
-            puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`; on
-            torch's path in place of a sample with a bad :class:`feeder.Encoded`, chosen by seed, epoch and index.
+            puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`.
         snapshot_every_n_steps: Number of batches between two snapshots of the state of datasets that have one
             (``state_dict()``) or are not feeder's. A resume makes the batches since the last snapshot again and drops
             them. 0: no snapshots.
         service: Name of an input service, whose servers on other nodes make parts of batches, too, or a
-            :class:`feeder.Service`. Batches, order, states and counts stay the same. Local workers go first; what no
-            server answers they make, too. For feeder's datasets without a ``collate_fn``; functions in recipes and
-            fields must be of modules that the servers allow.
+            :class:`feeder.Service`. Batches, order, states and counts stay the same.
         metrics: A TCP port that serves :meth:`stats` to Prometheus, or a :class:`feeder.Metrics`, which also shows the
             progress of an epoch. None: neither.
 
@@ -179,7 +156,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """
 
     dataset: Any  # torch declares a Dataset, which has neither a length nor classes
-    skip: Any
+    rank = Fixed()
+    world_size = Fixed()
+    mix = Fixed()
+    sizes = Fixed()
+    memory_format = Fixed()
+    device = Fixed()
+    backend = Fixed()
+    fidelity = Fixed()
+    worker_options = Fixed()
+    on_error = Fixed()
+    snapshot_every_n_steps = Fixed()
+    service = Fixed()
+    metrics = Fixed()
 
     def __init__(
         self,
@@ -217,92 +206,47 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         service: str | Service | None = None,
         metrics: int | Metrics | None = None,
     ) -> None:
-        arguments = locals()
-        self._given = {name: value for name in _DEFAULTS if _is_given(name, value := arguments[name])}
-        collate_fn = given_collate(collate_fn)
-        ranks = None if rank is None or world_size is None else (rank, world_size)
-        check_ranks(sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None), ranks)
-        chosen = choose_shuffle(
-            dataset,
-            shuffle,
-            by_size=isinstance(sizes, Buckets)
-            or getattr(sizes, "group_by_aspect", False)
-            or isinstance(dataset, Mixture),
-            ranks=ranks,
-        )
-        path = self._path_choice = choose_path(
-            dataset,
-            shuffle=chosen,
-            in_batches=batch_size is not None or batch_sampler is not None,
-            own_order=sampler is None and batch_sampler is None,
-            collates=collate_fn not in DEFAULT_COLLATES,
-            sizes=sizes is not None,
-        )
-        self._shuffle = chosen
-        self._follows_state = chosen is not False and shuffle != "full" and not goes_by_shard(shuffle)
-        # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
-        self.rank = rank
-        self.world_size = world_size
-        self.skip = skip
-        self.mix = mix
-        self.sizes = sizes
-        self.memory_format = memory_format
-        self.device = device
-        self.backend = backend
-        self.fidelity = fidelity
-        self.worker_options = worker_options
-        self.on_error = on_error
-        self.snapshot_every_n_steps = snapshot_every_n_steps
-        self.service = service
-        self.metrics = metrics
-        vars(self)["seed"] = seed
-        fixed = self._fixed_options()
-        _metrics(metrics)
+        given = dict(locals(), collate_fn=given_collate(collate_fn))
+        self._given = tuple(name for name in _DEFAULTS if _is_given(name, given[name]))
+        vars(self).update({name: given[name] for name in _DEFAULTS.keys() - _TORCHS})
+        vars(self).update(skip=Skip.of(skip), seed=checked_seed(seed))
+        path = self._path_choice = choose_path(given, self._ranks)
         self._target_device = None if self._to_device is None else self._to_device.target()
-        self._seed = RunSeed(fixed.seed, generator, ranks) if path.is_fast or path.is_split_generic else None
-        # Frameworks that make the loader anew, on one rank or on all, give it what it was given.
-        vars(self)["seed"] = fixed.seed if self._seed is None else self._seed.known
-        if service is not None and self._seed is not None and self._seed.known is None:
-            warn(
-                "this loader draws its seed, and trials with different seeds share no parts of an input service: give "
-                "all trials the same seed="
-            )
-        self._keeps_order = False
-        self._told: tuple[int, int] | None = _NOTHING_TOLD
-        self._workers_choice: WorkersChoice | None = None
-        work = (dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context)
-        num_workers = self._settle_workers(num_workers, *work)
+        settled = settle_workers(DataLoader, given, path, self._target_device)
+        given["num_workers"], threads, self._workers_choice = settled
+        if threads is not None:
+            vars(self)["worker_options"] = dataclasses.replace(self._workers, threads=threads)
 
-        has_service_alone = service is not None and not num_workers and prefetch_factor is not None
-        if has_service_alone and prefetch_factor is not None and prefetch_factor < 1:
-            raise ArgumentError(f"prefetch_factor must be 1 or more, got {prefetch_factor}")
+        torchs = {name: value for name, value in given.items() if name in _TORCHS and name != "self"}
+        is_served = service is not None and not given["num_workers"]
+        if is_served:  # torch refuses it without workers
+            torchs["prefetch_factor"] = None
+        super().__init__(**torchs | {"shuffle": None if shuffle is None else bool(path.shuffle)})
+        if is_served:
+            self.prefetch_factor = prefetch_factor
+        self._make_path()
 
-        super().__init__(
-            dataset,
-            batch_size,
-            None if shuffle is None else bool(chosen),
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=None if has_service_alone else prefetch_factor,  # which torch refuses without workers
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
-        self.prefetch_factor = prefetch_factor if has_service_alone else self.prefetch_factor
+    def _make_path(self) -> None:
+        """Checks the options, and makes the path that batches come by."""
+        path, options, seed = self._path_choice, self._options(), vars(self)["seed"]
+        check_ranks(getattr(self.batch_sampler, "sampler", self.sampler), options.ranks)
+        self._draws = ImageDraws(seed, self.generator)
+        self._seed = RunSeed(seed, self.generator, options.ranks) if path.has_order else None
+        if self._seed is not None:
+            # Frameworks that make the loader anew, on one rank or on all, give it what it was given.
+            vars(self)["seed"] = self._seed.known
+            if options.service is not None and self._seed.known is None:
+                warn(
+                    "this loader draws its seed, and trials with different seeds share no parts of an input service: "
+                    "give all trials the same seed="
+                )
+
         self._shown_collate = ShownCollate(vars(self)["collate_fn"])
-        self._fast_path: FastPath | None = None
-        self._generic_path = GenericPath(self.num_workers)
-        self._draws = ImageDraws(fixed.seed, generator)
+        self._keeps_order = False
+        self._told = ToldEpochs()
         self._metrics_page: MetricsPage | None = None
-
+        self._generic_path = GenericPath(self.num_workers)
+        self._fast_path: FastPath | None = None
         if path.is_fast:
             self._fast_path = self._make_fast_path()
         else:
@@ -310,19 +254,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 self._generic_path.order = self._make_split_order()
             else:
                 make_resumable(self.sampler, self.batch_sampler)
-            path.check(self._fixed_options(), self._epoch_options().ranks)
-            tell_of_conversion(dataset)
+            path.check(self._given, options.ranks)
+            tell_of_conversion(self.dataset)
             self._check_skip(self.skip)
         self._serve_metrics()
 
-    def _fixed_options(self) -> FixedOptions:
-        """Returns the options that can't change, from their attributes: past the properties, which show others."""
-        given: dict[str, Any] = {name: vars(self).get(name) for name in _FIXED}
-        if isinstance(self.service, str):
-            given["service"] = Service(self.service)
-        if self._path_choice.own_order:
-            del given["batch_sampler"]
-        return FixedOptions(self._shuffle, self._follows_state, **given)
+    @property
+    def _ranks(self) -> tuple[int, int] | None:
+        """Rank and world size, if both are given."""
+        return None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
 
     @property
     def _to_device(self) -> ToDevice | None:
@@ -332,50 +272,37 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _workers(self) -> WorkerOptions:
         return WorkerOptions() if self.worker_options is None else self.worker_options
 
-    def _epoch_options(self) -> EpochOptions:
-        workers = self._workers
-        hang_timeout_s = workers.hang_timeout_s
-        if hang_timeout_s is None and self._path_choice.is_fast:
-            hang_timeout_s = _HANG_TIMEOUT_S
-        return EpochOptions(
-            batch_size=self.batch_size,
-            num_workers=self.num_workers,
-            drop_last=self.drop_last,
-            prefetch_factor=self.prefetch_factor,
+    def _options(self) -> LoaderOptions:
+        """Returns the options as they are now."""
+        path, workers, to_device, static = self._path_choice, self._workers, self._to_device, self._static
+        if workers.hang_timeout_s is None and path.is_fast:
+            workers = dataclasses.replace(workers, hang_timeout_s=_HANG_TIMEOUT_S)
+        collate_fn = vars(self)["collate_fn"]
+
+        images = None
+        if path.takes_encoded:
+            given, skip = path.of_images(self._given), self.on_error == "skip"
+            threads, device = workers.threads_now, self._target_device
+            images = ImageOptions(self.backend, self.fidelity, threads, skip, given, device)
+
+        same = {name: getattr(self, name) for name in _PASSED_ON}
+        return LoaderOptions(
+            **same,
+            batch_sampler=None if path.own_order else self.batch_sampler,
+            collate_fn=None if collate_fn in DEFAULT_COLLATES else collate_fn,
             prefetch_is_given="prefetch_factor" in self._given or self.prefetch_factor not in (None, DEFAULT_PREFETCH),
-            persistent_workers=self.persistent_workers,
-            timeout_s=self.timeout,
-            hang_timeout_s=hang_timeout_s,
-            multiprocessing_context=self.multiprocessing_context,
-            memory_limit_bytes=workers.memory_limit_bytes,
-            worker_threads=workers.threads if isinstance(workers.threads, int) else 1,
-            numa_node=workers.numa_node,
-            snapshot_every_n_steps=self.snapshot_every_n_steps,
-            rank=self.rank,
-            world_size=self.world_size,
-            images=self._image_options(),
+            service=Service(self.service) if isinstance(self.service, str) else self.service,
+            workers=workers,
             device=DeviceOptions(
                 target=self._target_device,
-                ahead=0 if self._to_device is None else self._to_device.prefetch,
+                ahead=0 if to_device is None else to_device.prefetch,
                 stream=self._stream,
-                put=None if self._static is None else self._static.put,
+                put=None if static is None else static.put,
                 pin_memory=self.pin_memory,
             ),
-            skip=self.skip,
-        )
-
-    def _image_options(self) -> ImageOptions | None:
-        """Returns the options of images that samples hold as :class:`feeder.Encoded`; None: there are none."""
-        path, threads = self._path_choice, self._workers.threads
-        if not path.takes_encoded:
-            return None
-        return ImageOptions(
-            self.backend,
-            self.fidelity,
-            threads if isinstance(threads, int) else 1,
-            self.on_error == "skip",
-            path.of_images(self._fixed_options()),
-            self._target_device,
+            shuffle=path.shuffle,
+            follows_state=path.follows_state,
+            images=images,
         )
 
     def _serve_metrics(self) -> None:
@@ -391,7 +318,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             order = f"batch_sampler={type(self.batch_sampler).__name__}"
         else:
             order = f"batch_size={self.batch_size}, "
-            order += f"shuffle={self._shuffle}" if path.own_order else f"sampler={type(self.sampler).__name__}"
+            order += f"shuffle={path.shuffle}" if path.own_order else f"sampler={type(self.sampler).__name__}"
         parts = [
             repr(dataset) if path.source is dataset else type(dataset).__name__,
             order,
@@ -414,21 +341,43 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         given: int | None = vars(self)["seed"]
         return given if self._seed is None else self._seed.value()
 
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        raise change_refusal("seed")
+
+    @property
+    def skip(self) -> Skip | None:
+        """The samples and spans that epochs leave out; assigned ones hold for the next epoch, or the rest of this."""
+        found: Skip | None = vars(self)["skip"]
+        return found
+
+    @skip.setter
+    def skip(self, skip: Any) -> None:
+        skip = Skip.of(skip)
+        if self._fast_path is not None:
+            self._fast_path.skip = skip
+        elif not self._path_choice.is_fast:
+            self._check_skip(skip)
+            if self._generic_path.order is not None:
+                self._generic_path.order.skip = skip
+        vars(self)["skip"] = skip
+
     @property
     def collate_fn(self) -> Any:
         """The collate function. Frameworks that make a loader of torch's from this one get it as a
         :class:`feeder.loader.collate_errors.ShownCollate`."""
-        function, path = vars(self)["collate_fn"], self._path_choice
+        function = vars(self)["collate_fn"]
         if "_shown_collate" not in vars(self):
             return function
         shown, lost = self._shown_collate, self._lost_in_torchs()
         shown.given = function
         shown.lost = lost
-        has_order = path.is_fast or path.is_split_generic
-        return shown if lost or (has_order and not self._keeps_order) else function
+        return shown if lost or (self._path_choice.has_order and not self._keeps_order) else function
 
     @collate_fn.setter
     def collate_fn(self, function: Any) -> None:
+        if "_fast_path" in vars(self) and self._path_choice.is_fast:
+            raise change_refusal("collate_fn")
         vars(self)["collate_fn"] = given_collate(function)
 
     def options(self) -> dict[str, Any]:
@@ -437,9 +386,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         They are those that were given, as they are now: numbers in place of "auto", what a state says to skip, and the
         seed that was drawn. ``feeder.DataLoader(**(loader.options() | {"batch_size": 32}))`` changes one of them.
         """
-        now = {name: vars(self).get(name, value) for name, value in self._given.items()}
-        now |= {name: value for name in ("seed", "skip") if (value := getattr(self, name)) is not None}
-        return {"dataset": self.dataset, **now}
+        names = [name for name in self._given if name != "shuffle"]
+        names += [name for name in ("seed", "skip") if name not in names and getattr(self, name) is not None]
+        found = {"dataset": self.dataset} | {name: given_collate(getattr(self, name)) for name in names}
+        return found | ({"shuffle": self._path_choice.given_shuffle} if "shuffle" in self._given else {})
 
     def _lost_in_torchs(self) -> list[str]:
         """Returns the names of the given options that a loader of torch's would lack, made from this one."""
@@ -448,7 +398,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             names.append("skip")
         if not self._keeps_order:
             names += ["seed"] if "seed" in self._given else []
-            names += ["shuffle"] if goes_by_shard(self._given.get("shuffle")) else []
+            names += ["shuffle"] if goes_by_shard(self._path_choice.given_shuffle) else []
         return names
 
     @property
@@ -462,7 +412,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(
                 f"Accelerate's prepare() makes one of torch's loaders from this one, {without(lost)}: l{way_out}"
             )
-        if self._path_choice.is_fast or self._path_choice.is_split_generic:
+        if self._path_choice.has_order:
             warn(
                 "Accelerate's prepare() makes one of torch's loaders from this one: the order stays, but not the "
                 f"speed, the augmentation by seed and the exact resume. L{way_out}: it splits epochs by rank itself"
@@ -474,51 +424,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """URL of the metrics; None if they are not served."""
         return None if self._metrics_page is None else self._metrics_page.url
 
-    def _settle_workers(
-        self,
-        given: int | str,
-        dataset: Any,
-        batch_size: int | None,
-        batch_sampler: Any,
-        collate_fn: Any,
-        init: Any,
-        context: Any,
-    ) -> int:
-        """Returns the number of workers, and notes that of their threads: measured ones in place of "auto"."""
-        threads = self._workers.threads
-        is_fast = self._path_choice.is_fast
-        if not isinstance(given, str):
-            if threads == "auto":
-                self._set_threads(threads_for(given) if is_fast else 1)
-            return given
-        if given != "auto":
-            raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {given!r}")
-
-        arguments = {"worker_init_fn": init, "multiprocessing_context": context}
-        if is_fast:
-            names = ["backend", "fidelity", "sizes", "worker_options"]
-        else:
-            names = [name for name in self._path_choice.of_images(self._fixed_options()) if name != "seed"]
-        arguments |= {name: getattr(self, name) for name in names}
-        if not is_fast or collate_fn not in DEFAULT_COLLATES:
-            arguments["collate_fn"] = collate_fn
-        if batch_sampler is not None:
-            batch_size = getattr(batch_sampler, "batch_size", None) or 32
-        choice = self._workers_choice = choose_workers(
-            DataLoader,
-            dataset,
-            batch_size,
-            fast=is_fast,
-            device=self._target_device,
-            threads=threads if isinstance(threads, int) else None,
-            arguments=arguments,
-        )
-        self._set_threads(choice.worker_threads)
-        return choice.num_workers
-
-    def _set_threads(self, threads: int) -> None:
-        self.worker_options = dataclasses.replace(self._workers, threads=threads)
-
     @property
     def _fast(self) -> FastPath | None:
         """The fast path; a copied or unpickled loader makes one of its own."""
@@ -529,9 +434,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _make_fast_path(self) -> FastPath:
         assert self._path_choice.source is not None
         assert self._seed is not None
-        path = FastPath(
-            self._fixed_options(), self._epoch_options(), self._path_choice.source, self.dataset, self._seed
-        )
+        path = FastPath(self._options(), self._path_choice.source, self.dataset, self._seed)
         if path.own_order:
             show_order(self, path.unseeded, self._seed)
         return path
@@ -545,33 +448,25 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _make_split_order(self) -> SplitOrder:
         assert self._seed is not None
-        order = order_of(self.dataset, self._seed.known or 0, in_blocks(self._shuffle, self.batch_size))
+        choice = self._path_choice
+        order = order_of(self.dataset, self._seed.known or 0, in_blocks(choice.shuffle, self.batch_size))
         show_order(self, order, self._seed)
         return SplitOrder(
             self.dataset,
             order,
-            self._shuffle,
-            self._follows_state,
+            choice.shuffle,
+            choice.follows_state,
             self.batch_size,
             self.drop_last,
-            self._epoch_options().ranks,
+            self._ranks,
             self.skip,
             self._seed,
         )
 
     def _aim(self, told: int) -> None:
-        """Sets the epoch as a framework does it, by the sampler. Epochs that are told one after another, and the first
-        one after a state was loaded, go on where the loader is: the framework counts its own epochs, in which this
-        loader may have had several, or has them counted from 0 again in a resumed run.
-
-        Args:
-            told: The framework's epoch.
-        """
-        due = self._generic.due_epoch if self._fast is None else self._fast.due_epoch
-        before, epoch = self._told or (told - 1, told - 1)
-        goes_on = told == before + 1 or (told == before and due == epoch)
-        epoch = max(due, epoch + told - before) if goes_on else told
-        self._told = told, epoch
+        """Sets the epoch for one that a framework tells by the sampler."""
+        path = self._generic if self._fast is None else self._fast
+        epoch = self._told.take(told, path.due_epoch)
         if self._fast is None:
             self._generic.aim(self, epoch)
         elif (iterator := self._fast.aim(epoch)) is not None:
@@ -615,20 +510,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         is_static = self._to_device is not None and self._to_device.static_buffers
         return StaticBuffers(self.batch_size) if is_static else None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if "_fast_path" in self.__dict__ and self._is_fixed(name, value):
-            raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
-        if name == "skip":
-            value = Skip.of(value)
-            path: FastPath | None = self.__dict__.get("_fast_path")
-            if path is not None:
-                path.skip = value
-            elif "_generic_path" in self.__dict__ and not self._path_choice.is_fast:
-                self._check_skip(value)
-                if self._generic_path.order is not None:
-                    self._generic_path.order.skip = value
-        super().__setattr__(name, value)
-
     def _check_skip(self, skip: Skip | None) -> None:
         """Raises ArgumentError if the loader, on torch's path, can't leave something out."""
         path = self._path_choice
@@ -639,18 +520,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         check_torchs_skip(skip, self.dataset, own_order=path.own_order, has_epochs=path.is_split_generic)
 
-    def _is_fixed(self, name: str, value: Any) -> bool:
-        """Returns True if an attribute can't be changed any more, or not to this."""
-        if name == "batch_sampler" and self._path_choice.own_order and self._repeats_own(value):
-            return False
-        if not self._path_choice.is_fast:
-            return name in ("seed", "device")
-        return name in ("sampler", "device") or (name in _FIXED and name != "worker_init_fn")
-
     def __getstate__(self) -> dict[str, Any]:
         own: dict[str, Any] = {"_fast_path": None, "_generic_path": GenericPath(self.num_workers)}
-        own |= {"_iterator": None, "_metrics_page": None, "_seed": copy.copy(self._seed)}
-        own["_draws"] = copy.copy(self._draws)
+        own |= {"_iterator": None, "_metrics_page": None}
+        own |= {name: copy.copy(getattr(self, name)) for name in ("_seed", "_draws", "_told")}
         return {k: v for k, v in self.__dict__.items() if k not in ("_stream", "_static")} | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -663,11 +536,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _get_iterator(self) -> Any:
         """Returns the iterator of the next epoch; classes that derive from torch's loader call or replace this method,
         and :meth:`__iter__` calls it."""
-        return _Repeated(self._begin_epoch) if self._is_repeated() else self._begin_epoch()
+        path = self._path_choice
+        if not (path.own_order and path.has_order and goes_on_without_end(self)):
+            return self._begin_epoch()
+        epochs = itertools.chain([self._begin_epoch()], iter(self._begin_epoch, None))
+        return itertools.chain.from_iterable(epochs)
 
     def _begin_epoch(self) -> Any:
         self._serve_metrics()
-        options = self._epoch_options()
+        options = self._options()
         with explained():
             iterator: Any = (
                 self._generic.iterate(self, options) if self._fast is None else self._fast.iterate(options, owner=self)
@@ -675,38 +552,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._show_progress(iterator)
         return cast("Iterator[Any]", iterator)
 
-    def _is_repeated(self) -> bool:
-        """Returns True if a derived class has put a batch sampler without an end around the loader's own, as
-        ultralytics' InfiniteDataLoader does.
-
-        Raises:
-            ArgumentError: for any other batch sampler in feeder's own order, which has no effect.
-        """
-        batches, path = self.batch_sampler, self._path_choice
-        has_order = path.own_order and (path.is_fast or path.is_split_generic)
-        if not has_order or batches is None or type(batches) is BatchSampler:
-            return False
-        if self._repeats_own(batches):
-            return True
-        raise ArgumentError("batch_sampler can't be changed after the loader was made; give it to another one")
-
-    def _repeats_own(self, batches: Any) -> bool:
-        """Returns True for a batch sampler without an end around the loader's own."""
-        own = getattr(batches, "sampler", None)
-        return type(own) is BatchSampler and own.sampler is self.sampler and not hasattr(batches, "__len__")
-
     def _show_progress(self, iterator: Any) -> None:
         """Gives an iterator that begins an epoch a view, if progress is to be seen here."""
-        if not _metrics(self.metrics).progress or current_ranks(self._epoch_options().ranks)[0] != 0:
+        if not _metrics(self.metrics).progress or current_ranks(self._ranks)[0] != 0:
             return
-        if iterator.view is not None:
-            iterator.view.end()
         # The view must not keep the loader alive; and only an iterator of the fast path does.
         if self._fast is None:
-            iterator.view = LiveView(self._generic_path.current_stats(), _length(iterator), "loader")
+            begin_view(iterator, self._generic_path.current_stats(), "loader")
         else:
             me = weakref.proxy(self)
-            iterator.view = LiveView(lambda: me.stats(), _length(iterator), f"epoch {iterator.place().epoch}")
+            begin_view(iterator, lambda: me.stats(), f"epoch {iterator.place().epoch}")
 
     def __len__(self) -> int:
         """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length. With spans that
@@ -715,7 +570,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super().__len__()
         if not self._fast.own_order:
             return len(self.batch_sampler)  # type: ignore[arg-type]
-        return len(self._fast.split(self._epoch_options(), Place(self._fast.epoch)))
+        return len(self._fast.split(self._options(), Place(self._fast.epoch)))
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; those after it go on from there.
@@ -726,7 +581,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Args:
             epoch: 0 to 2**32-1. After :meth:`load_state_dict` the epoch that was loaded keeps the place in it.
         """
-        self._told = _NOTHING_TOLD
+        self._told.forget()
         if self._fast is not None:
             self._fast.set_epoch(epoch)
             if not self._fast.own_order:
@@ -754,7 +609,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         if self._fast is not None:
             return self._fast.state_dict()
-        state = self._generic.state_dict(self, self._epoch_options())
+        state = self._generic.state_dict(self, self._options())
         return state | {SKIP_KEY: self.skip.state()} if self.skip else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -765,16 +620,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 explicit sampler gives other samples than were handed out; on torch's path, if workers have states and
                 their number differs.
         """
-        self._told = None
+        self._told.resume()
         if self._fast is None:
             self._generic.load_state_dict(self, state_dict)
             if self.skip is None:
                 self.skip = Skip.of_state(state_dict.get(SKIP_KEY))
-            if self._generic.order is not None and (self._follows_state or isinstance(self._shuffle, Lanes)):
+            if self._generic.order is not None and (
+                self._path_choice.follows_state or isinstance(self._path_choice.shuffle, Lanes)
+            ):
                 change_order(self, self._generic.order.order())
         else:
             self._fast.load_state_dict(state_dict)
-            object.__setattr__(self, "skip", self._fast.skip)
+            vars(self)["skip"] = self._fast.skip
             change_order(self, self._fast.order)
 
     def samples_of(self, epoch: int, step: int, *, rank: int | None = None) -> BatchSamples:
@@ -795,7 +652,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ArgumentError: for a batch that is not known: before the oldest state of this run that has what is needed,
                 with an explicit sampler, or of a dataset that is not feeder's.
         """
-        return samples_of(self._run("samples_of"), epoch, step, rank)
+        return self._history("samples_of").samples_of(epoch, step, rank)
 
     def replay(self, epoch: int, step: int, *, rank: int | None = None) -> ReplayedBatch:
         """Makes a batch of this run again, in this process; the iteration goes on as if it had not been made.
@@ -808,7 +665,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Raises:
             DecodeError: if a sample is bad and ``on_error`` is "raise".
         """
-        return replay(self._run("replay"), epoch, step, rank)
+        return self._history("replay").replay(epoch, step, rank)
 
     def steps_of(self, epoch: int) -> int:
         """Returns the number of batches that each rank has in an epoch of this run.
@@ -819,7 +676,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Raises:
             ArgumentError: as :meth:`samples_of` does, if the epoch's batches are not known.
         """
-        return self._run("steps_of").steps(epoch)
+        return self._history("steps_of").steps_of(epoch)
 
     def span_of(self, epoch: int, first_step: int, end_step: int) -> tuple[int, int, int]:
         """Returns the positions of some batches of this run, of all ranks, for ``feeder.Skip(spans=[...])``.
@@ -835,67 +692,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Raises:
             ArgumentError: as :meth:`samples_of` does, and with buckets, as batches there have no span.
         """
-        return self._run("span_of").span(epoch, first_step, end_step)
+        return self._history("span_of").span_of(epoch, first_step, end_step)
 
-    def _run(self, name: str) -> FastPath:
-        """Returns the fast path, which alone knows the batches of a run."""
+    def _history(self, name: str) -> History:
+        """Returns the batches of the run, for a method of that name."""
         if self._fast is None:
             reason = self._path_choice.reason or "the dataset is not feeder's"
             raise ArgumentError(f"{name}() is for the fast path, and this loader goes without it: {reason}")
-        return self._fast
+        return History(self._fast)
 
     def stats(self) -> dict[str, Any]:
         """Returns the time that each stage took so far, and the lists of bad samples and replaced workers.
 
-        Times are nanoseconds, shares 0-1. ``stages`` has, for each stage that has run, ``count`` (of its runs),
-        ``bytes``, ``total_ns`` (summed over workers and threads), ``mean_ns``, ``p50_ns``, ``p90_ns``, ``p99_ns``
-        (within an eighth) and ``max_ns``:
-
-        - ``read``: the encoded bytes of a part of a batch (up to 64 samples; without workers the whole batch);
-        - ``draw``: the augmentation's parameters of a part;
-        - ``cut``: a part's images cut to their crops before they are decoded elsewhere;
-        - ``decode``, ``transform``: of an image; crop, resize and all ops are transform. Where the trainer decodes,
-          decode is of a batch, in the caller's time;
-        - ``fetch``: a batch from a dataset on torch's path, with all that the dataset does;
-        - ``collate``: a batch from its samples, into the slot where torch's default function collates;
-        - ``write``: pixels of an image into the slot, or the rest of a batch after collating, and the message;
-        - ``wait_slot``: a worker waits for something to do: for a free slot, or for the next epoch;
-        - ``wait_batch``: the caller waits for a batch of the workers;
-        - ``copy``: a batch to the device, as timed there on a GPU;
-        - ``consumer``: the caller is busy with a batch.
-
-        Returns:
-            For every loader:
-
-            - ``path``: see :attr:`path`; ``path_reason``: why a feeder dataset goes without the fast path, and the way
-              out; else None;
-            - ``stages``: see above; ``fused``: by stage without a time of its own the one whose time contains it;
-            - ``workers``: for each worker ``worker`` (its number), ``respawns`` and its ``stages``;
-            - ``respawns``: number of workers that were replaced; ``replaced_workers``: each of these, with
-              ``worker``, ``pid``, ``cause`` and, for feeder's datasets, ``keys`` of the samples that it was making;
-            - ``slots``: number of slots in all (``total``), held by the caller (``held``), being filled (``making``)
-              and full (``ready``, about); all 0 between epochs;
-            - ``batches``, ``samples``: handed out; ``elapsed_ns``: from asking for an epoch to getting its last batch;
-              ``waited_ns``: of that, waiting for workers; ``busy_ns``: of all workers, or of the caller without any;
-            - ``waited_share``: of the caller's time; ``busy_share``: of the workers' time; ``bottleneck``: see
-              :func:`feeder.loader.observe.stats.verdict`;
-            - ``clipped``: number of images of feeder's datasets that lost range, because their samples have more than
-              8 bits: floats, and integers outside 0-255; ``slow``: number of their JPEGs of a kind that the backend's
-              usual way does not take (odd sampling factors, CMYK), which a slower one decoded;
-            - ``skipped``: number of bad samples that were replaced; ``substitutions``: the last 10,000 of these, see
-              ``feeder.loader.fast.part_report.Substitution`` and ``feeder.dataset.decoding.Replaced``;
-            - ``padded``, with feeder's own order: ids of the samples that were repeated to fill the last batch of an
-              epoch on all ranks.
-
-            For remote sets also:
-
-            - ``remote``: counts of their fetchers, for all ranks and jobs on this machine together, since they were
-              started; see :data:`feeder.loader.observe.remote_counts.REMOTE_COUNTS`.
-
-            On the fast path also:
-
-            - ``backend``: the decode backend's name;
-            - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``: sums over parts.
+        docs/loading.md, "Statistics", explains each name. Times are nanoseconds, shares 0-1.
         """
         stats = self._generic_path.stats() if self._fast is None else self._fast.stats()
         stats |= {"path": self.path, "path_reason": self._path_choice.reason}
@@ -937,6 +746,14 @@ _DEFAULTS = {
     name: p.default for name, p in inspect.signature(DataLoader.__init__).parameters.items() if p.default is not p.empty
 }
 _TORCHS = frozenset(inspect.signature(torch.utils.data.DataLoader.__init__).parameters)
+# Arguments that the paths take as they are; they have the others in a form of their own.
+_PASSED_ON = _DEFAULTS.keys() & {field.name for field in dataclasses.fields(LoaderOptions)} - {
+    "batch_sampler",
+    "collate_fn",
+    "device",
+    "service",
+    "shuffle",
+}
 
 
 def _is_given(name: str, value: Any) -> bool:
@@ -947,32 +764,3 @@ def _is_given(name: str, value: Any) -> bool:
 def _metrics(given: int | Metrics | None) -> Metrics:
     """Returns the options of a loader's argument ``metrics``."""
     return given if isinstance(given, Metrics) else Metrics(given)
-
-
-def _length(iterator: Any) -> int | None:
-    try:
-        return len(iterator)
-    except TypeError:  # of an iterable dataset without a length
-        return None
-
-
-class _Repeated:
-    """The batches of one epoch after the other, without an end.
-
-    Args:
-        begin: Returns the next epoch's iterator.
-    """
-
-    def __init__(self, begin: Callable[[], Any]) -> None:
-        self._begin = begin
-        self._iterator = begin()
-
-    def __iter__(self) -> _Repeated:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self._iterator = self._begin()
-            return next(self._iterator)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.utils.data
 
@@ -16,7 +15,7 @@ from feeder.decoders.registry import Dali, check_name
 from feeder.errors import ArgumentError
 from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
-from feeder.order.sample_order import Shuffle, goes_by_shard
+from feeder.order.sample_order import Shuffle
 from feeder.order.skip import Skip
 from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
@@ -28,12 +27,13 @@ __all__ = [
     "SAMPLER_OF_A_FRAMEWORK",
     "CopyStream",
     "DeviceOptions",
-    "EpochOptions",
-    "FixedOptions",
+    "Fixed",
     "ImageOptions",
+    "LoaderOptions",
     "Metrics",
     "ToDevice",
     "WorkerOptions",
+    "change_refusal",
 ]
 
 DEFAULT_PREFETCH = 2  # torch's
@@ -43,7 +43,6 @@ SAMPLER_OF_A_FRAMEWORK = (
     "around the loader"
 )
 DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
-_ON_BOTH_PATHS = ("shuffle", "follows_state", "batch_sampler", "collate_fn", "worker_init_fn")
 _MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
@@ -131,6 +130,11 @@ class WorkerOptions:
         if self.hang_timeout_s is not None and self.hang_timeout_s <= 0:
             raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {self.hang_timeout_s}")
 
+    @property
+    def threads_now(self) -> int:
+        """Number of threads: 1 until "auto" or None is replaced."""
+        return self.threads if isinstance(self.threads, int) else 1
+
 
 @dataclass(frozen=True)
 class Metrics:
@@ -156,76 +160,6 @@ class Metrics:
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port < 1 << 16:
             raise ArgumentError(f"metrics must be a port of 0 to 65535 or a feeder.Metrics, got {self.port!r}")
-
-
-@dataclass(frozen=True)
-class FixedOptions:
-    """Options of the fast path that can't change once a loader was made.
-
-    Attributes:
-        shuffle: The way to shuffle, in feeder's own order.
-        follows_state: True if a state decides between a full shuffle and lanes, as ``shuffle=True`` leaves it open.
-        seed: Seed of order and augmentation, 0 to 2**64-1; None: not given.
-        backend, fidelity, on_error, memory_format, mix, sizes, worker_init_fn: See :class:`feeder.DataLoader`.
-        service: The input service; None: there is none.
-        batch_sampler: The explicit sampler's batches; None: feeder's own order.
-        collate_fn: The user's function; None, also in place of torch's: batches are ``(images, labels, *fields)``.
-
-    Raises:
-        ArgumentError: if one of them is bad.
-    """
-
-    shuffle: Shuffle = False
-    follows_state: bool = False
-    seed: int | None = None
-    backend: str | Dali = "auto"
-    fidelity: str = "fast"
-    on_error: str = "raise"
-    memory_format: torch.memory_format = torch.contiguous_format
-    mix: BatchOp | Sequence[BatchOp] | None = None
-    sizes: Buckets | PadToBatch | None = None
-    batch_sampler: Any = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
-    worker_init_fn: Callable[[int], None] | None = None
-    service: Service | None = None
-
-    def __post_init__(self) -> None:
-        if self.on_error not in ("raise", "skip"):
-            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
-        if self.seed is not None:
-            if not isinstance(self.seed, (int, np.integer)):
-                raise ArgumentError(f"seed must be an integer, 0 to 2**64-1, got {self.seed!r}")
-            object.__setattr__(self, "seed", int(self.seed))
-        if self.collate_fn in DEFAULT_COLLATES:
-            object.__setattr__(self, "collate_fn", None)
-        check_mix(self.mix)
-        if self.memory_format not in _MEMORY_FORMATS:
-            raise ArgumentError(
-                f"memory_format must be torch.contiguous_format or torch.channels_last, got {self.memory_format!r}"
-            )
-        if not isinstance(self.sizes, (Buckets, PadToBatch, type(None))):
-            raise ArgumentError(f"sizes must be a feeder.Buckets or a feeder.PadToBatch, got {self.sizes!r}")
-
-    @property
-    def buckets(self) -> Buckets | None:
-        """The buckets; None without."""
-        return self.sizes if isinstance(self.sizes, Buckets) else None
-
-    @property
-    def pad(self) -> PadToBatch | None:
-        """The padding; None without."""
-        return self.sizes if isinstance(self.sizes, PadToBatch) else None
-
-    @property
-    def channels_last(self) -> bool:
-        """True for images in torch's channels_last memory format."""
-        return self.memory_format == torch.channels_last
-
-    def for_the_fast_path(self) -> list[str]:
-        """Returns the names of the given options that torch's path does not have."""
-        names = [field.name for field in dataclasses.fields(self) if field.name not in _ON_BOTH_PATHS]
-        given = [name for name in names if getattr(self, name) != getattr(FixedOptions, name)]
-        return [f"shuffle={type(self.shuffle).__name__}(...)", *given] if goes_by_shard(self.shuffle) else given
 
 
 @dataclass(frozen=True)
@@ -266,44 +200,58 @@ class ImageOptions:
         return self.backend, self.fidelity, self.threads
 
 
-@dataclass(frozen=True)
-class EpochOptions:
-    """Options that are read anew for each epoch. Workers and slots that outlive an epoch keep those that they have.
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """Options of a loader, as its parts take them.
+
+    A loader makes them anew for each epoch. Workers and slots that outlive an epoch keep those that they have.
 
     Attributes:
         batch_size: Samples of a batch; None: a batch sampler decides, or there are no batches.
-        num_workers, drop_last, prefetch_factor, persistent_workers, multiprocessing_context, snapshot_every_n_steps:
-            See :class:`feeder.DataLoader`.
-        memory_limit_bytes, worker_threads, numa_node: See :class:`WorkerOptions`.
+        batch_sampler: The explicit sampler's batches; None: feeder's own order.
+        collate_fn: The user's function; None, also in place of torch's: batches are ``(images, labels, *fields)``.
         prefetch_is_given: True if the caller gave ``prefetch_factor``; False if it is torch's default.
-        timeout_s: Longest wait for a batch; 0: no limit.
-        hang_timeout_s: Longest silence of a worker that has work; None: no limit.
-        rank, world_size: As given; None: from torch.distributed or the environment.
-        skip: What epochs leave out; None: nothing.
+        timeout: Longest wait for a batch, seconds; 0: no limit.
+        workers: Options of the workers: a number of threads, and no ``hang_timeout_s`` for no limit.
         device: Options of the way to the device.
+        shuffle: The way to shuffle, in feeder's own order.
+        follows_state: True if a state decides between a full shuffle and lanes, as ``shuffle=True`` leaves it open.
         images: Options of :class:`feeder.Encoded`; None: the loader takes none.
+
+        The others are the arguments of their names, see :class:`feeder.DataLoader`.
 
     Raises:
         ArgumentError: if one of them is bad.
     """
 
-    batch_size: int | None
-    num_workers: int
-    drop_last: bool
-    prefetch_factor: int | None
-    prefetch_is_given: bool
-    persistent_workers: bool
-    timeout_s: float
-    hang_timeout_s: float | None
-    multiprocessing_context: Any
-    memory_limit_bytes: int | None
-    worker_threads: int
-    numa_node: int | str | None
-    snapshot_every_n_steps: int | None
-    rank: int | None
-    world_size: int | None
-    device: DeviceOptions
+    batch_size: int | None = 1
+    batch_sampler: Any = None
+    num_workers: int = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    drop_last: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: Any = None
+    prefetch_factor: int | None = None
+    prefetch_is_given: bool = False
+    persistent_workers: bool = False
+
+    rank: int | None = None
+    world_size: int | None = None
     skip: Skip | None = None
+    mix: BatchOp | Sequence[BatchOp] | None = None
+    sizes: Buckets | PadToBatch | None = None
+    memory_format: torch.memory_format = torch.contiguous_format
+    backend: str | Dali = "auto"
+    fidelity: str = "fast"
+    on_error: str = "raise"
+    snapshot_every_n_steps: int | None = 1
+    service: Service | None = None
+
+    workers: WorkerOptions
+    device: DeviceOptions
+    shuffle: Shuffle = False
+    follows_state: bool = False
     images: ImageOptions | None = None
 
     def __post_init__(self) -> None:
@@ -313,10 +261,37 @@ class EpochOptions:
         if self.ranks is not None and not 0 <= self.ranks[0] < self.ranks[1]:
             raise ArgumentError(f"rank must be 0 to world_size - 1, got rank {self.rank} of {self.world_size}")
 
+        check_mix(self.mix)
+        if not isinstance(self.sizes, (Buckets, PadToBatch, type(None))):
+            raise ArgumentError(f"sizes must be a feeder.Buckets or a feeder.PadToBatch, got {self.sizes!r}")
+        if self.memory_format not in _MEMORY_FORMATS:
+            raise ArgumentError(
+                f"memory_format must be torch.contiguous_format or torch.channels_last, got {self.memory_format!r}"
+            )
+        if self.on_error not in ("raise", "skip"):
+            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
+        if self.service is not None and self.prefetch_factor is not None and self.prefetch_factor < 1:
+            raise ArgumentError(f"prefetch_factor must be 1 or more, got {self.prefetch_factor}")
+
     @property
     def ranks(self) -> tuple[int, int] | None:
         """Rank and world size, if they are given."""
         return None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """The buckets; None without."""
+        return self.sizes if isinstance(self.sizes, Buckets) else None
+
+    @property
+    def pad(self) -> PadToBatch | None:
+        """The padding; None without."""
+        return self.sizes if isinstance(self.sizes, PadToBatch) else None
+
+    @property
+    def channels_last(self) -> bool:
+        """True for images in torch's channels_last memory format."""
+        return self.memory_format == torch.channels_last
 
     @property
     def ahead(self) -> int:
@@ -342,6 +317,25 @@ class DeviceOptions:
     stream: CopyStream | None = None
     put: Callable[[Any], Any] | None = None
     pin_memory: bool = False
+
+
+class Fixed:
+    """An argument of a loader that can't be changed after the loader was made. Its value is in ``vars(loader)``, where
+    frameworks that make a loader anew look for it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loader: object | None, owner: type | None = None) -> Any:
+        return self if loader is None else vars(loader)[self._name]
+
+    def __set__(self, loader: object, value: Any) -> None:
+        raise change_refusal(self._name)
+
+
+def change_refusal(name: str) -> ArgumentError:
+    """Returns the error for a change of an argument that can't be changed."""
+    return ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
 
 
 class CopyStream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,29 +13,27 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.foreign import convertible
 from feeder.dataset.further_images import images_in
+from feeder.dataset.mixture import Mixture
 from feeder.dataset.subset import as_feeder, differing_part, is_feeders, remote_readers
 from feeder.errors import ArgumentError
-from feeder.loader.options import FixedOptions
+from feeder.loader.options import DEFAULT_COLLATES
 from feeder.loader.ranks import current_ranks
+from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard
 from feeder.system.warning import warn
+from feeder.transforms.pad_to_batch import PadToBatch
 
-__all__ = [
-    "PathChoice",
-    "choose_path",
-    "choose_shuffle",
-    "refuse_full_shuffle",
-    "sizeless",
-    "tell_of_conversion",
-]
+__all__ = ["PathChoice", "choose_path", "refuse_full_shuffle", "sizeless", "tell_of_conversion"]
 
 _log = logging.getLogger(__name__)
 
 _DEEPEST = 4  # wrappers around each other
 _MOST_ITEMS = 16  # of a list in a wrapper
+# Arguments that only the fast path takes, or those of them that torch's path takes in some cases.
+_OF_RANKS = frozenset({"rank", "world_size"})
 _OF_IMAGES = frozenset({"seed", "backend", "fidelity", "on_error"})
-_BY_SHARD = frozenset({"shuffle=Window(...)", "shuffle=Lanes(...)"})
+_OF_FAST_PATH = _OF_RANKS | _OF_IMAGES | {"mix", "sizes", "memory_format", "service"}
 
 
 class _Reason(NamedTuple):
@@ -59,6 +57,8 @@ class PathChoice:
 
     Attributes:
         source: The samples as one feeder dataset; None if they can't be taken so.
+        shuffle: The way to shuffle.
+        given_shuffle: The loader's argument ``shuffle``.
         own_order: True without an explicit sampler.
         holds_feeders: True if all samples come from feeder datasets, changed by a derived class or not.
         generic_reason: The reason for torch's path; None on the fast path.
@@ -66,15 +66,27 @@ class PathChoice:
     """
 
     source: FeederDataset | None
+    shuffle: Shuffle
+    given_shuffle: FullShuffle | Shuffle | None
     own_order: bool
     holds_feeders: bool
     generic_reason: _Reason | None
-    is_iterable: bool = False
+    is_iterable: bool
 
     @property
     def is_fast(self) -> bool:
         """True for the fast path, False for torch's."""
         return self.generic_reason is None
+
+    @property
+    def follows_state(self) -> bool:
+        """True if a state decides between a full shuffle and lanes, as ``shuffle=True`` leaves it open."""
+        return self.shuffle is not False and self.given_shuffle != "full" and not goes_by_shard(self.given_shuffle)
+
+    @property
+    def has_order(self) -> bool:
+        """True if epochs have feeder's order, or batches are the fast path's."""
+        return self.is_fast or self.is_split_generic
 
     @property
     def is_split_generic(self) -> bool:
@@ -86,11 +98,11 @@ class PathChoice:
         """True if samples may hold images as :class:`feeder.Encoded`."""
         return not self.is_fast and not self.is_iterable
 
-    def of_images(self, fixed: FixedOptions) -> tuple[str, ...]:
-        """Returns the names of the given options that are for :class:`feeder.Encoded` alone."""
+    def of_images(self, given: Iterable[str]) -> tuple[str, ...]:
+        """Returns the given arguments, by name, that are for :class:`feeder.Encoded` alone."""
         if self.holds_feeders or not self.takes_encoded:
             return ()
-        return tuple(name for name in fixed.for_the_fast_path() if name in _OF_IMAGES)
+        return tuple(name for name in given if name in _OF_IMAGES)
 
     @property
     def reason(self) -> str | None:
@@ -98,11 +110,11 @@ class PathChoice:
         found = self.generic_reason
         return None if found is None or not found.way_out else str(found)
 
-    def check(self, fixed: FixedOptions, ranks: tuple[int, int] | None) -> None:
-        """Checks the options of a loader on torch's path.
+    def check(self, given: Iterable[str], ranks: tuple[int, int] | None) -> None:
+        """Checks the arguments of a loader on torch's path.
 
         Args:
-            fixed: The options that can't change.
+            given: Names of the loader's given arguments.
             ranks: Rank and world size as given.
 
         Raises:
@@ -111,71 +123,69 @@ class PathChoice:
         Warns:
             UserWarning: if a feeder dataset goes without the fast path: nothing else would show it.
         """
-        names = fixed.for_the_fast_path() + (["rank", "world_size"] if ranks is not None else [])
-        holding = {"seed", "rank", "world_size"} if self.holds_feeders else {*self.of_images(fixed)}
-        if self.is_split_generic:
-            holding |= _BY_SHARD
-        if refused := [name for name in names if name not in holding]:
+        taken = {"seed", *_OF_RANKS} if self.holds_feeders else {*self.of_images(given)}
+        refused = [name for name in given if name in _OF_FAST_PATH - taken]
+        if goes_by_shard(self.shuffle) and not self.is_split_generic:
+            refused.insert(0, f"shuffle={type(self.shuffle).__name__}(...)")
+        if refused:
             raise self._refusal(refused)
         if self.reason is not None:
-            self._warn(current_ranks(ranks)[1], fixed.seed)
+            self._warn(current_ranks(ranks)[1], has_seed="seed" in given)
 
     def _refusal(self, names: list[str]) -> ArgumentError:
         are, them = ("is", "it") if len(names) == 1 else ("are", "them")
         way = ""
-        if ({"seed"} | _BY_SHARD).intersection(names):
+        if "seed" in names or names[0].startswith("shuffle="):
             way = "; torch.manual_seed(), generator= or a sampler decides about the order here"
-        elif {"rank", "world_size"}.intersection(names):
+        elif _OF_RANKS.intersection(names):
             way = "; a DistributedSampler splits the samples by rank here"
         return ArgumentError(
             f"{', '.join(names)} {are} for feeder's datasets, in batches of images of one size. Here "
             f"{self.generic_reason}. Leave {them} out{way}"
         )
 
-    def _warn(self, world_size: int, seed: int | None) -> None:
+    def _warn(self, world_size: int, *, has_seed: bool) -> None:
         missing, further = "order, rank split and speed", ""
         if self.is_split_generic:
             missing = "speed"
         elif world_size > 1 and self.own_order:
             further = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
-        elif seed is not None:
+        elif has_seed:
             further = ". seed= has no effect here beside a sampler"
         warn(f"this loader runs torch's path, without feeder's {missing}: {self.reason}{further}")
 
 
-def choose_path(
-    dataset: Any,
-    *,
-    shuffle: Shuffle,
-    in_batches: bool,
-    own_order: bool,
-    collates: bool,
-    sizes: bool = False,
-) -> PathChoice:
+def choose_path(given: Mapping[str, Any], ranks: tuple[int, int] | None) -> PathChoice:
     """Returns the path for a loader.
 
     Args:
-        dataset: The loader's dataset.
-        shuffle: The way to shuffle.
-        in_batches: False if the loader gives single samples.
-        own_order: True without an explicit sampler.
-        collates: True with the user's ``collate_fn``, which can put together images of different sizes.
-        sizes: True if the loader has buckets, or pads batches to one size.
+        given: The loader's arguments, by name.
+        ranks: Rank and world size, if both are given.
 
     Raises:
-        ArgumentError: if the recipe has sizes that the path can't give it.
+        ArgumentError: for an unknown way to shuffle; for a full shuffle of a remote set that does not fit its cache; if
+            the recipe has sizes that the path can't give it.
+
+    Warns:
+        UserWarning: on the first rank, if it shuffles in lanes because the set is remote.
     """
-    source = as_feeder(dataset, stored_order=goes_by_shard(shuffle))
+    dataset, shuffle, sizes = given["dataset"], given["shuffle"], given["sizes"]
+    own_order = given["sampler"] is None and given["batch_sampler"] is None
+    in_batches = given["batch_size"] is not None or given["batch_sampler"] is not None
+    collates = given["collate_fn"] not in DEFAULT_COLLATES  # images of different sizes, too
+    by_size = isinstance(sizes, Buckets) or (isinstance(sizes, PadToBatch) and sizes.group_by_aspect)
+    chosen = _choose_shuffle(dataset, shuffle, by_size or isinstance(dataset, Mixture), ranks)
+    source = as_feeder(dataset, stored_order=goes_by_shard(chosen))
     reason = None
 
     if source is None:
         reason = _foreign(dataset)
-    elif not (in_batches and collates) and (why := sizeless(source, sizes)) is not None:
+    elif not (in_batches and collates) and (why := sizeless(source, sizes is not None)) is not None:
         reason = why
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
 
-    if source is not None and source.parts and (reason is not None or not own_order or collates or sizes):
+    if source is not None and source.parts and (reason is not None or not own_order or collates or sizes is not None):
         raise ArgumentError(
             "a Mixture is loaded on feeder's path, in its own order and as feeder collates it: leave out sampler, "
             "collate_fn and sizes=" + (f". Here {reason}" if reason is not None else "")
@@ -185,9 +195,10 @@ def choose_path(
     if held is not None and reason is not None and _is_variable(held):
         raise ArgumentError(
             "the recipe has sizes by bucket or by epoch, which a loader has on feeder's path only: "
-            + ("give sizes=feeder.Buckets(...)" if held.recipe.has_bucket and not sizes else str(reason))
+            + ("give sizes=feeder.Buckets(...)" if held.recipe.has_bucket and sizes is None else str(reason))
         )
-    return PathChoice(source, own_order, is_feeders(dataset), reason, isinstance(dataset, IterableDataset))
+    is_iterable = isinstance(dataset, IterableDataset)
+    return PathChoice(source, chosen, shuffle, own_order, is_feeders(dataset), reason, is_iterable)
 
 
 def sizeless(source: FeederDataset, sizes: bool) -> _Reason | None:
@@ -268,23 +279,10 @@ def _kept(value: Any) -> Iterator[Any]:
         yield from getattr(value, "__dict__", {}).values()
 
 
-def choose_shuffle(
-    dataset: Any, given: FullShuffle | Shuffle | None, *, by_size: bool, ranks: tuple[int, int] | None
+def _choose_shuffle(
+    dataset: Any, given: FullShuffle | Shuffle | None, by_size: bool, ranks: tuple[int, int] | None
 ) -> Shuffle:
-    """Returns the way to shuffle of a loader.
-
-    Args:
-        dataset: The loader's dataset.
-        given: The loader's argument.
-        by_size: True if the loader puts images of one size together, which takes a full shuffle.
-        ranks: Rank and world size as given.
-
-    Raises:
-        ArgumentError: for an unknown name, and for a full shuffle of a remote set that does not fit its cache.
-
-    Warns:
-        UserWarning: on the first rank, if it is lanes because the set is remote.
-    """
+    """Returns the way to shuffle of a loader; images of one size are put together by a full shuffle."""
     if goes_by_shard(given):
         return given
 

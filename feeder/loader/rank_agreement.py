@@ -16,7 +16,6 @@ Note [Agreement]
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -26,25 +25,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from feeder.errors import ArgumentError
 from feeder.loader.group_store import group_life, group_store, within
-from feeder.order.lanes import Lanes
-from feeder.order.mixture_order import MixtureOrder
-from feeder.order.sample_order import Order, Shuffle, Window
 from feeder.order.split import Split
 from feeder.system.text import count
 
-__all__ = [
-    "Agreement",
-    "Connection",
-    "calling_place",
-    "check_identity",
-    "connect",
-    "epoch_values",
-    "order_identity",
-    "resumed_order",
-    "saved_shuffle",
-    "set_version",
-    "stored",
-]
+__all__ = ["Agreement", "Connection", "calling_place", "connect", "epoch_values", "stored"]
 
 PATIENCE_S = 5.0  # the longest wait for an answer of the store
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
@@ -71,102 +55,6 @@ def connect(rank: int) -> Connection | None:
     store = group_store()
     life = None if store is None else within(PATIENCE_S, lambda: group_life(store, rank))
     return None if life is None else Connection(store, rank, life)
-
-
-def order_identity(order: Order, fingerprint: str) -> dict[str, Any]:
-    """Returns the values that states and ranks of one order have in common, as JSON takes them."""
-    shuffle: Any = order.shuffle
-    if isinstance(shuffle, Window):
-        shuffle = shuffle.samples
-    elif isinstance(shuffle, Lanes):
-        shuffle = {"lanes": shuffle.count, "window": shuffle.window, "block": shuffle.block}
-    mixture = {"mixture": order.shares.identity()} if isinstance(order, MixtureOrder) else {}
-    return {
-        **mixture,
-        "seed": order.seed,
-        "shuffle": shuffle,
-        "samples": order.samples,
-        "fingerprint": fingerprint,
-    }
-
-
-def resumed_order(
-    order: Order, given: Shuffle, state: Mapping[str, Any], make: Callable[[Shuffle], Order | None] | None
-) -> Order:
-    """Returns the order of the run that a state is of: in lanes, with the block of the run's first loader.
-
-    Args:
-        order: The loader's order.
-        given: The way to shuffle; lanes with a block of their own are not changed.
-        state: The state, which :func:`check_identity` checks afterwards.
-        make: Returns the loader's order by another way to shuffle, None if it can't have that; if the caller left it to
-            feeder by ``shuffle=True``, which stands for lanes or for a full shuffle. None: not left to feeder.
-    """
-    saved = state.get("shuffle")
-    if make is not None:
-        shuffle = saved_shuffle(saved)
-        if shuffle == order.shuffle or not (shuffle is True or isinstance(shuffle, Lanes)):
-            return order
-        return make(shuffle) or order
-    block = saved.get("block") if isinstance(saved, Mapping) else None
-    if not isinstance(given, Lanes) or given.block is not None or type(block) is not int or block < 1:
-        return order
-    return dataclasses.replace(order, shuffle=dataclasses.replace(given, block=block))
-
-
-def saved_shuffle(saved: Any) -> Shuffle | None:
-    """Returns the way to shuffle that :func:`order_identity` has written; None for anything else."""
-    if isinstance(saved, bool):
-        return saved
-    try:
-        if isinstance(saved, int):
-            return Window(saved)
-        if isinstance(saved, Mapping) and type(saved.get("block")) is int:
-            return Lanes(saved.get("lanes"), saved.get("window"), saved["block"])  # type: ignore[arg-type]
-    except ArgumentError:
-        pass
-    return None
-
-
-def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raises ArgumentError if a state is of another order than this loader's."""
-    saved, own = map(set_version, (state, identity))
-    if saved != own:
-        raise ArgumentError(
-            f"this state is of version {saved} of the set, this loader's is version {own}; open the set with "
-            f"ShardDataset(path, version={saved})"
-        )
-    _check_sources(state.get("mixture"), identity.get("mixture"))
-    for name, value in identity.items():
-        if state.get(name) != value:
-            raise ArgumentError(
-                f"this state does not fit: its {name} is {state.get(name)!r}, this loader's is {value!r}; resume "
-                "with the dataset and arguments that it was saved with"
-            )
-
-
-def _check_sources(saved: Any, own: Any) -> None:
-    """Refuses the state of a mixture of other sources, naming one."""
-    if not isinstance(saved, Mapping) or not isinstance(own, Mapping):
-        return
-    before, now = saved["sources"], own["sources"]
-    for name in sorted({*before, *now}):
-        if before.get(name) != now.get(name):
-            had, has = (
-                "has no such source" if each is None else f"has {each[0]:,} samples of it with a share of {each[1]:.6g}"
-                for each in (before.get(name), now.get(name))
-            )
-            raise ArgumentError(
-                f"source {name!r} of the Mixture differs: the state {had}, this loader {has}; resume with the state's "
-                "sources, or begin an epoch with loader.set_epoch(epoch)"
-            )
-
-
-def set_version(values: Mapping[str, Any]) -> int:
-    """Returns the version of the set that a state or an :func:`order_identity` is of; 1 where it names none."""
-    fingerprint = values.get("fingerprint")
-    version = fingerprint.partition(".")[2] if isinstance(fingerprint, str) else ""
-    return int(version) if version.isdecimal() else 1
 
 
 def epoch_values(identity: Mapping[str, Any], split: Split, recipe: Any, epoch: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from feeder.errors import ArgumentError
@@ -23,11 +24,18 @@ from feeder.loader.rank_agreement import PATIENCE_S, Connection, calling_place, 
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.system.warning import warn
 
-__all__ = ["RunSeed"]
+__all__ = ["RunSeed", "checked_seed"]
 
 WAIT_S = 60.0  # the longest wait for rank 0's seed
 _POLL_S = 0.05
 _made: dict[tuple[str, int, int], int] = {}
+
+
+def checked_seed(seed: Any) -> int | None:
+    """Returns a loader's argument ``seed``, an integer of any kind, as Python's; ArgumentError for anything else."""
+    if seed is not None and not isinstance(seed, (int, np.integer)):
+        raise ArgumentError(f"seed must be an integer, 0 to 2**64-1, got {seed!r}")
+    return None if seed is None else int(seed)
 
 
 class RunSeed:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from feeder.errors import ArgumentError
-from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK
+from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, change_refusal
 from feeder.loader.run_seed import RunSeed
 from feeder.loader.stateful import method_of
 from feeder.order.lanes import LaneOrder
@@ -18,7 +18,16 @@ from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.system.warning import warn
 
-__all__ = ["change_order", "check_ranks", "follow_sampler", "show_order", "tell_epoch", "warn_of_split"]
+__all__ = [
+    "ToldEpochs",
+    "change_order",
+    "check_ranks",
+    "follow_sampler",
+    "goes_on_without_end",
+    "show_order",
+    "tell_epoch",
+    "warn_of_split",
+]
 
 _AT_ONCE = 4096
 
@@ -65,6 +74,59 @@ class _Shuffled(_Epochs, RandomSampler):
 
 class _Stored(_Epochs, SequentialSampler):
     """Stands in for torch's SequentialSampler."""
+
+
+class ToldEpochs:
+    """The epochs that a framework tells a loader, by the sampler, and those that the loader had for them.
+
+    Epochs that are told one after another go on where the loader is, and so does the first one after a state was
+    loaded: the framework counts its own epochs, in which this loader may have had several, or has them counted from 0
+    again in a resumed run.
+    """
+
+    def __init__(self) -> None:
+        self._latest: tuple[int, int] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Takes the next epoch that is told as it is."""
+        self._latest = 1 << 33, 1 << 33  # which no epoch follows
+
+    def resume(self) -> None:
+        """Takes the next epoch that is told for the one of the state that was loaded."""
+        self._latest = None
+
+    def take(self, told: int, due: int) -> int:
+        """Returns the loader's epoch for one that a framework tells.
+
+        Args:
+            told: The framework's epoch.
+            due: The epoch that the loader would have next.
+        """
+        before, epoch = self._latest or (told - 1, told - 1)
+        goes_on = told == before + 1 or (told == before and due == epoch)
+        epoch = max(due, epoch + told - before) if goes_on else told
+        self._latest = told, epoch
+        return epoch
+
+
+def goes_on_without_end(loader: DataLoader[Any]) -> bool:
+    """Returns True if a derived class has put a batch sampler without an end around the loader's own, as ultralytics'
+    InfiniteDataLoader does.
+
+    Args:
+        loader: A loader in feeder's own order.
+
+    Raises:
+        ArgumentError: for any other batch sampler, which has no effect.
+    """
+    batches: Any = loader.batch_sampler
+    if batches is None or type(batches) is BatchSampler:
+        return False
+    own = getattr(batches, "sampler", None)
+    if type(own) is not BatchSampler or own.sampler is not loader.sampler or hasattr(batches, "__len__"):
+        raise change_refusal("batch_sampler")
+    return True
 
 
 def show_order(loader: DataLoader[Any], order: Order, seed: RunSeed) -> None:

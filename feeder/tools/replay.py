@@ -19,7 +19,7 @@ from feeder.dataset.relabel import without_labels
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.rank_agreement import saved_shuffle, set_version
+from feeder.loader.order_identity import saved_shuffle, set_version
 from feeder.order.buckets import Buckets
 from feeder.tools.presets import open_dataset
 from feeder.transforms import Recipe, Views

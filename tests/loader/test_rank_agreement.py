@@ -10,7 +10,8 @@ from torch import distributed
 
 from feeder.errors import ArgumentError
 from feeder.loader import rank_agreement
-from feeder.loader.rank_agreement import Agreement, Connection, order_identity
+from feeder.loader.order_identity import order_identity
+from feeder.loader.rank_agreement import Agreement, Connection
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order
 from tests.support.loader_data import write_shards

@@ -31,7 +31,7 @@ ROOMS = (
     ("loader.service_options",),
     ("loader.options", "loader.stateful", "loader.random_state", "loader.group_store", "loader.collate_errors"),
     ("loader.ranks",),
-    ("loader.rank_agreement", "loader.path_choice"),
+    ("loader.rank_agreement", "loader.order_identity", "loader.path_choice"),
     ("loader.run_seed",),
     ("loader.observe",),
     ("loader.slots",),

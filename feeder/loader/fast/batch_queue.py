@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,43 +25,42 @@ if TYPE_CHECKING:
     from feeder.loader.fast.engine import Engine
     from feeder.loader.workers.iterator_lock import IteratorLock
 
-__all__ = ["BatchQueue", "Finished", "Request", "ReusedMemory", "make_here", "requests"]
+__all__ = ["BatchQueue", "BatchRecord", "ReusedMemory", "make_here", "requests"]
 
 _LINE_BYTES = 64
 
 
-class Request(NamedTuple):
-    """A batch to make.
+@dataclass(eq=False)
+class BatchRecord:
+    """A batch, from the request for it until it is handed out.
 
     Attributes:
         epoch: The epoch that the augmentation is drawn for.
-        samples: The samples.
+        samples: The samples that were asked for.
         sizes: Sizes of the images; None: the recipe's.
+        slot: The slot that workers fill.
+        parts: (first row, number of rows) of the parts that it is made in.
+        reports: What came back from workers, by number of the part; None: nothing yet.
+        arrays: Its rows, once it is made; without images once these are decoded elsewhere.
+        report: The report on all of its parts, once it is made.
+        images: [N, 3, H, W] of the recipe's output dtype, on the decoder's device, for each view, where staged images
+            were decoded in this process; else None.
     """
 
     epoch: int
     samples: Samples
     sizes: Sizes | None = None
-
-
-@dataclass
-class Finished:
-    """A batch that is made.
-
-    Attributes:
-        arrays: Its rows; without images once these are decoded elsewhere.
-        report: The report on all of its parts.
-        epoch: The epoch of its augmentation.
-        parts: (first row, number of rows) of its parts.
-        images: [N, 3, H, W] of the recipe's output dtype, on the decoder's device, for each view, where staged images
-            were decoded in this process; else None.
-    """
-
-    arrays: SlotView
-    report: PartReport
-    epoch: int
-    parts: list[tuple[int, int]]
+    slot: int = -1
+    parts: list[tuple[int, int]] = field(default_factory=list)
+    reports: dict[int, PartReport | BaseException | None] = field(default_factory=dict)
+    arrays: SlotView = field(init=False)
+    report: PartReport = field(default_factory=PartReport)
     images: list[torch.Tensor] | None = None
+
+    @property
+    def missing(self) -> int:
+        """Number of parts that have not come back."""
+        return sum(report is None for report in self.reports.values())
 
     def let_go(self, *, is_taken: bool = False) -> None:
         """Copies all but the images to ordinary memory and drops the slot; the images are gone from here.
@@ -75,7 +73,7 @@ class Finished:
         self.arrays = SlotView(arrays.samples, arrays.labels, (), further, arrays.sizes).copy()
 
     def made(self) -> Samples:
-        """Returns the samples whose images are in the batch: those of the request, or their substitutes."""
+        """Returns the samples whose images are in the batch: those that were asked for, or their substitutes."""
         samples = self.arrays.samples
         if not self.report.substitutions:
             return samples
@@ -88,7 +86,7 @@ class Finished:
 
 def requests(
     order: Order, progress: EpochProgress, sizes: Callable[[int, Split | None, int, Samples], Sizes] | None = None
-) -> Iterator[Request]:
+) -> Iterator[BatchRecord]:
     """Yields the batches to make, from the place that an iterator starts at.
 
     Args:
@@ -100,23 +98,14 @@ def requests(
     if split is not None:
         for step, found in enumerate(ordered_batches(order, epoch, split)):
             samples = Samples(*found)
-            yield Request(epoch, samples, None if sizes is None else sizes(epoch, split, step, samples))
+            yield BatchRecord(epoch, samples, None if sizes is None else sizes(epoch, split, step, samples))
         return
     assert replay is not None
     for samples in replay.batches():
-        yield Request(epoch, samples, None if sizes is None else sizes(epoch, None, 0, samples))
+        yield BatchRecord(epoch, samples, None if sizes is None else sizes(epoch, None, 0, samples))
 
 
-@dataclass
-class _Making:
-    request: Request
-    slot: int
-    edges: list[tuple[int, int]]
-    parts: list[int]
-    reports: dict[int, PartReport | BaseException] = field(default_factory=dict)
-
-
-def make_here(work: Work, requests: Iterator[Request]) -> Iterator[Finished | BaseException]:
+def make_here(work: Work, requests: Iterator[BatchRecord]) -> Iterator[BatchRecord | BaseException]:
     """Makes each batch in the calling process, when it is asked for, in ordinary memory.
 
     The next batches use it again, see :class:`ReusedMemory`.
@@ -127,17 +116,18 @@ def make_here(work: Work, requests: Iterator[Request]) -> Iterator[Finished | Ba
     """
     layout = work.layout(0)
     empty = [ReusedMemory().empty for _ in (*layout.images, *layout.further)]
-    for request in requests:
-        rows = len(request.samples.ids)
-        arrays = SlotView.new(work.layout(rows), request.samples, request.sizes, empty)
+    for batch in requests:
+        rows = len(batch.samples.ids)
+        batch.parts = [(0, rows)]
+        batch.arrays = SlotView.new(work.layout(rows), batch.samples, batch.sizes, empty)
         started = time.perf_counter_ns()
         try:
-            report = work.run(request.epoch, arrays)
+            batch.report = work.run(batch.epoch, batch.arrays)
         except Exception as error:
             yield error
             continue
-        report.count(work.meter, time.perf_counter_ns() - started)
-        yield Finished(arrays, report, request.epoch, [(0, rows)])
+        batch.report.count(work.meter, time.perf_counter_ns() - started)
+        yield batch
 
 
 class BatchQueue:
@@ -152,19 +142,24 @@ class BatchQueue:
     """
 
     def __init__(
-        self, engine: Engine, requests: Iterator[Request], timeout_s: float, batch_size: int | None, use: IteratorLock
+        self,
+        engine: Engine,
+        requests: Iterator[BatchRecord],
+        timeout_s: float,
+        batch_size: int | None,
+        use: IteratorLock,
     ) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
         self._batch_size = batch_size
         self._use = use
         self._requests = requests
-        self._waiting: Request | None = None
-        self._queue: collections.deque[_Making] = collections.deque()
-        self._by_part: dict[int, _Making] = {}
+        self._waiting: BatchRecord | None = None
+        self._queue: deque[BatchRecord] = deque()
+        self._by_part: dict[int, BatchRecord] = {}
         self._waited_ns = 0
 
-    def __iter__(self) -> Iterator[Finished | BaseException]:
+    def __iter__(self) -> Iterator[BatchRecord | BaseException]:
         return self
 
     def fill(self) -> None:
@@ -187,32 +182,33 @@ class BatchQueue:
             self._give_out(self._waiting, slot)
             self._waiting = None
 
-    def __next__(self) -> Finished | BaseException:
+    def __next__(self) -> BatchRecord | BaseException:
         self.fill()
         if not self._queue:
             raise StopIteration
-        making = self._queue[0]
-        started = time.monotonic()
-        while len(making.reports) < len(making.parts):
+        batch = self._queue[0]
+        last, started = next(reversed(batch.reports)), time.monotonic()
+        while batch.missing:
             left = None if not self._timeout_s else started + self._timeout_s - time.monotonic()
             if left is not None and left <= 0:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
-            last_missing = making.parts[-1] not in making.reports
-            for part, report in self._engine.pool.take(left, last_missing, self._use.check):
-                self._by_part.pop(part).reports[part] = report
+            self._take(left, batch.reports[last] is None, self._use.check)
         self._waited_ns += int((time.monotonic() - started) * 1e9)
         self._queue.popleft()
-        return self._finished(making)
+        return self._finished(batch)
+
+    def _take(self, timeout_s: float | None, *how: Any) -> None:
+        """Takes the parts that have come back; arguments are those of :meth:`Pool.take`."""
+        for number, report in self._engine.pool.take(timeout_s, *how):
+            self._by_part.pop(number).reports[number] = report
 
     def ready(self) -> bool:
         """Returns True if the next batch is made. Takes finished parts, and never waits."""
         self.fill()
         if not self._queue:
             return False
-        for part, report in self._engine.pool.take(0):
-            self._by_part.pop(part).reports[part] = report
-        making = self._queue[0]
-        return len(making.reports) == len(making.parts)
+        self._take(0)
+        return not self._queue[0].missing
 
     def __len__(self) -> int:
         """Number of batches given to workers and not handed out."""
@@ -223,10 +219,10 @@ class BatchQueue:
         queue = list(self._queue)  # another thread may ask
         left = self._engine.unfinished if queue else 0
         unmade = 0
-        for making in reversed(queue):
+        for batch in reversed(queue):
             if left <= 0:
                 break
-            left -= len(making.parts) - len(making.reports)
+            left -= batch.missing
             unmade += 1
         return len(queue) - unmade
 
@@ -242,53 +238,56 @@ class BatchQueue:
         self._requests = iter(())
         self._waiting = None
 
-    def _give_out(self, request: Request, slot: int) -> None:
-        rows = len(request.samples.ids)
-        view = self._engine.ring.views[slot]
-        samples, wanted = view.samples, request.samples
-        samples.positions[:rows] = wanted.positions
-        samples.ids[:rows] = wanted.ids
-        samples.repeats[:rows] = wanted.repeats
-        pool = self._engine.pool
-        edges = self._engine.parts(rows)
-        parts = pool.submit(slot, edges, request.epoch, None if request.sizes is None else request.sizes[0])
-        making = _Making(request, slot, edges, parts)
-        self._by_part.update(dict.fromkeys(parts, making))
-        self._queue.append(making)
+    def _give_out(self, batch: BatchRecord, slot: int) -> None:
+        rows, pool = len(batch.samples.ids), self._engine.pool
+        for column, wanted in zip(self._engine.ring.views[slot].samples, batch.samples, strict=True):
+            column[:rows] = wanted
 
-    def _finished(self, making: _Making) -> Finished | BaseException:
+        batch.slot = slot
+        batch.parts = self._engine.parts(rows)
+        size = None if batch.sizes is None else batch.sizes[0]
+        batch.reports = dict.fromkeys(pool.submit(slot, batch.parts, batch.epoch, size))
+        self._by_part.update(dict.fromkeys(batch.reports, batch))
+        self._queue.append(batch)
+
+    def _finished(self, batch: BatchRecord) -> BatchRecord | BaseException:
+        """Returns a batch whose parts have come back, or the first error of these."""
+        ring = self._engine.ring
         reports: list[tuple[int, PartReport]] = []
-        for part, (first, _) in zip(making.parts, making.edges, strict=True):
-            report = making.reports[part]
-            if isinstance(report, BaseException):
-                self._engine.ring.put_back(making.slot)
+        for (first, _), report in zip(batch.parts, batch.reports.values(), strict=True):
+            if not isinstance(report, PartReport):
+                ring.put_back(batch.slot)
+                assert report is not None
                 return report
             reports.append((first, report))
 
-        has_news = any(report.has_news for _, report in reports)  # joining those that have none takes 30 us
-        report = PartReport.join(reports) if has_news else PartReport()
+        if any(report.has_news for _, report in reports):  # joining those that have none takes 30 us
+            batch.report = PartReport.join(reports)
+        batch.reports = {}  # not cleared: another thread may count them
 
-        rows, ring = len(making.request.samples.ids), self._engine.ring
         # Half of the batches ahead stay possible, whatever the caller keeps.
         most = ring.slots - 1 - max(1, self._engine.ahead // 2)
         if ring.settle(most):
-            arrays = ring.lease_view(making.slot, making.request.samples, making.request.sizes)
+            batch.arrays = ring.lease_view(batch.slot, batch.samples, batch.sizes)
         else:
-            held = ring.held
-            if held >= HELD_BATCHES and held > most and not self._engine.warned:
-                self._engine.warned = True
-                warn(
-                    f"{held} batches are held at a time, so further ones are copied to ordinary memory; "
-                    "if they are kept by mistake, let go of them, or copy what is needed",
-                    RuntimeWarning,
-                )
-            request = making.request
-            arrays = SlotView.of(ring.layout, ring.whole[making.slot], request.samples, request.sizes).copy()
-            ring.put_back(making.slot)
+            self._warn_of_held(ring.held, most)
+            batch.arrays = SlotView.of(ring.layout, ring.whole[batch.slot], batch.samples, batch.sizes).copy()
+            ring.put_back(batch.slot)
 
-        if report.collated is not None and report.collated.message is not None:
-            self._engine.grow_slots(report.collated.message.wanted, rows)
-        return Finished(arrays, report, making.request.epoch, making.edges)
+        collated = batch.report.collated
+        if collated is not None and collated.message is not None:
+            self._engine.grow_slots(collated.message.wanted, len(batch.samples.ids))
+        return batch
+
+    def _warn_of_held(self, held: int, most: int) -> None:
+        """Says once that the caller holds many batches."""
+        if held >= HELD_BATCHES and held > most and not self._engine.warned:
+            self._engine.warned = True
+            warn(
+                f"{held} batches are held at a time, so further ones are copied to ordinary memory; "
+                "if they are kept by mistake, let go of them, or copy what is needed",
+                RuntimeWarning,
+            )
 
 
 class ReusedMemory:

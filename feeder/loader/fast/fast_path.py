@@ -29,18 +29,18 @@ from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.iterator import Epoch, FastIterator
 from feeder.loader.fast.ledger import Ledger
-from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
+from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.sampler_replay import Replay, check_replay_state
+from feeder.loader.fast.sampler_replay import Replay
 from feeder.loader.fast.setup import make_engine, make_service, make_work
 from feeder.loader.fast.spans import Span, Spans
 from feeder.loader.left_out import EpochGaps, check_skip, skipped_ids
-from feeder.loader.observe.meter import part_sums
-from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
-from feeder.loader.options import EpochOptions, FixedOptions
+from feeder.loader.observe.stats import NO_SLOTS
+from feeder.loader.options import LoaderOptions
+from feeder.loader.order_identity import check_identity, order_identity, resumed_order
 from feeder.loader.path_choice import refuse_full_shuffle, sizeless
-from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
+from feeder.loader.rank_agreement import Agreement, epoch_values
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import warn_of_split
@@ -64,38 +64,38 @@ class FastPath:
     """The part of a loader that its iterators share.
 
     Args:
-        fixed: The options that can't change.
-        options: The others as they are now.
+        options: The loader's options.
         source: The dataset.
         dataset: The user's dataset: that one, or a Subset or ConcatDataset of it.
         seed: The loader's seed.
 
     Attributes:
+        options: The options as they are now.
+        dataset: The dataset, by the latest recipe.
+        own_order: False with an explicit sampler.
+        spans: The ways in which the run was split into batches.
         unseeded: The order, by a seed that may not be the run's yet: for what does not depend on it.
     """
 
-    def __init__(
-        self, fixed: FixedOptions, options: EpochOptions, source: FeederDataset, dataset: Any, seed: RunSeed
-    ) -> None:
-        self._fixed = fixed
-        self._options = options
+    def __init__(self, options: LoaderOptions, source: FeederDataset, dataset: Any, seed: RunSeed) -> None:
+        self.options = options
         self._seed = seed
         self.dataset = source
         self._given_dataset = dataset
-        self.own_order = fixed.batch_sampler is None
+        self.own_order = options.batch_sampler is None
         self._worker_init: WorkerInit | None = None
-        if fixed.worker_init_fn is not None or fixed.collate_fn is not None:
-            self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
+        if options.worker_init_fn is not None or options.collate_fn is not None:
+            self._worker_init = WorkerInit(options.worker_init_fn, options.num_workers, dataset)
 
-        self.unseeded = self._order_by(in_blocks(fixed.shuffle, options.batch_size))
+        self.unseeded = self._order_by(in_blocks(options.shuffle, options.batch_size))
         self._take(source)
         if self.work.table is not None:
-            self.unseeded = BucketOrder(self.work.table, seed.known or 0, bool(fixed.shuffle))
+            self.unseeded = BucketOrder(self.work.table, seed.known or 0, bool(options.shuffle))
         self._ledger = Ledger()
 
         self._progress: EpochProgress | None = None
         self._next = Place()
-        self._spans = Spans()
+        self.spans = Spans()
         self._iterator: weakref.ref[FastIterator] | None = None
         self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
         self._engine: Engine | None = None
@@ -110,21 +110,21 @@ class FastPath:
 
     def _take(self, source: FeederDataset) -> None:
         """Has later epochs made of a dataset, by its recipe."""
-        fixed, options = self._fixed, self._options
+        options = self.options
         self.dataset = source
         further = tuple(further_recipes(images_in(source.extras)))
         rows = key_rows(source.recipe, source.extras)
         seed = self._seed.known or 0
-        self._sizes = BatchSizes(source.reader, source.recipe, seed, fixed.buckets, fixed.pad, further, rows)
+        self._sizes = BatchSizes(source.reader, source.recipe, seed, options.buckets, options.pad, further, rows)
 
-        self.work, decoder = make_work(fixed, options, source, self._sizes)
-        self._service = make_service(fixed, options, self.work)
+        self.work, decoder = make_work(options, source, self._sizes)
+        self._service = make_service(options, self.work)
         self.backend = decoder.name
         self._fused = decoder.fused
 
         self.decoder = decoder if isinstance(decoder, TrainerDecoder) else None
-        mix = check_mix(fixed.mix)
-        self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix)
+        mix = check_mix(options.mix)
+        self._finishing = Finishing(self.work, options.device.target, options.channels_last, mix)
 
     @property
     def order(self) -> Order:
@@ -160,7 +160,7 @@ class FastPath:
             refuse_full_shuffle(self._given_dataset)
         return self._order_by(shuffle)
 
-    def split(self, options: EpochOptions, place: Place | None = None) -> Split:
+    def split(self, options: LoaderOptions, place: Place | None = None) -> Split:
         """Returns this rank's part of an epoch, from a place on; None: from the start."""
         assert options.batch_size is not None
         place = Place() if place is None else place
@@ -174,12 +174,12 @@ class FastPath:
     @property
     def skip(self) -> Skip | None:
         """The samples and spans that epochs leave out from the next one on."""
-        return self._options.skip
+        return self.options.skip
 
     @skip.setter
     def skip(self, skip: Skip | None) -> None:
         check_skip(skip, self.unseeded, self.dataset.reader, own_order=self.own_order)
-        self._options = dataclasses.replace(self._options, skip=skip)
+        self.options = dataclasses.replace(self.options, skip=skip)
 
     def _leave_out(self, skip: Skip | None) -> None:
         """Has workers take no sample that is skipped as a substitute."""
@@ -189,14 +189,14 @@ class FastPath:
             if self.work.skip:  # and workers have the work as it was
                 self._retire()
 
-    def iterate(self, options: EpochOptions, owner: object) -> FastIterator:
+    def iterate(self, options: LoaderOptions, owner: object) -> FastIterator:
         """Returns the iterator over the next epoch, or over the rest of the one that was loaded.
 
         Args:
             options: The loader's options for it.
             owner: The loader, which the iterator keeps alive.
         """
-        self._options = options
+        self.options = options
         self._follow_dataset()
         self._leave_out(options.skip)
         place, progress = self._next, self._progress
@@ -216,9 +216,9 @@ class FastPath:
         return iterator
 
     def _epoch(self, place: Place, split: Split | None) -> Epoch:
-        options, replay = self._options, self._replay(place)
+        options, replay = self.options, self._replay(place)
         if self._service is not None and self._service.only:
-            options = dataclasses.replace(options, timeout_s=0.0)  # the relay's error says more
+            options = dataclasses.replace(options, timeout=0.0)  # the relay's error says more
 
         progress = self._progress = EpochProgress(place, split, replay)
         if self._read_ahead is not None:
@@ -250,13 +250,12 @@ class FastPath:
             finishing=self._finishing,
             ledger=self._ledger,
             agree=self._agree if split is not None and is_in_group(options.ranks) else None,
-            channels_last=self._fixed.channels_last,
         )
 
     def _tell_of_split(self, split: Split | None) -> None:
         """Says once that an epoch is split by rank in a way that the caller may not expect."""
         if split is not None and not self._has_told:
-            self._has_told = warn_of_split(self.order, split, is_meant=self._options.ranks is not None)
+            self._has_told = warn_of_split(self.order, split, is_meant=self.options.ranks is not None)
 
     def _agree(self, progress: EpochProgress) -> None:
         """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
@@ -270,7 +269,7 @@ class FastPath:
         values = epoch_values(self._identity(self.order), split, self.dataset.recipe, progress.place.epoch)
         if isinstance(split, BucketSplit):
             values["consumed_by_bucket"] = split.consumed_by_bucket(0)
-        if skip := self._options.skip:
+        if skip := self.options.skip:
             values["skip"] = skip.summary()
         self._agreement.begin(split.rank, values, self._left_after)
 
@@ -304,8 +303,8 @@ class FastPath:
         Raises:
             ArgumentError: if the loader's options do not go together with it.
         """
-        sizes = self._fixed.sizes is not None
-        if self._fixed.collate_fn is None and (reason := sizeless(source, sizes)) is not None:
+        sizes = self.options.sizes is not None
+        if self.options.collate_fn is None and (reason := sizeless(source, sizes)) is not None:
             raise ArgumentError(f"the dataset's transform was changed, and {reason}; or make another loader")
         self._take(source)
         self._retire()
@@ -321,27 +320,27 @@ class FastPath:
             raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
         if epoch != self._next.epoch:
             self._next = Place(epoch)
-        if self._iterator is None or self._iterator() is None:
+        if self._latest is None:
             self._progress = None  # of a loop that was broken off, and is not wanted any more
 
     @property
     def due_epoch(self) -> int:
         """The epoch of the iterator that has given nothing yet, else of the next."""
-        iterator = self._iterator() if self._iterator is not None else None
+        iterator = self._latest
         return self._next.epoch if iterator is None or not iterator.is_untouched else iterator.place().epoch
 
     def aim(self, epoch: int) -> FastIterator | None:
         """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
         nothing yet, else of the next. Returns the iterator if that begins anew."""
         self._agreement.epoch_was_set()
-        iterator = self._iterator() if self._iterator is not None else None
+        iterator = self._latest
         if iterator is None or not iterator.is_untouched:
             self._set_epoch(epoch)
         elif iterator.place().epoch != epoch:
             self._set_epoch(epoch)
             place, self._next = self._next, Place(epoch + 1)
             iterator.give_up()
-            split = self.split(self._options, place)
+            split = self.split(self.options, place)
             iterator.begin(self._epoch(place, split))
             self._note(place, split)
             return iterator
@@ -350,8 +349,8 @@ class FastPath:
     def _note(self, place: Place, split: Split | None) -> None:
         """Notes how the epoch is split from a place on."""
         if split is not None:
-            skip = self._options.skip or None
-            self._spans.begin(Span(place, split.batch_size, split.world_size, split.drop_last, skip))
+            skip = self.options.skip or None
+            self.spans.begin(Span(place, split.batch_size, split.world_size, split.drop_last, skip))
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
@@ -359,9 +358,9 @@ class FastPath:
         goes_on = place is not self._next
         state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order)}
         if self.own_order:
-            if skip := self._options.skip:
+            if skip := self.options.skip:
                 state["skip"] = skip.state()
-            return state | place.consumed(self.order) | self._made_by() | {"spans": self._spans.state()}
+            return state | place.consumed(self.order) | self._made_by() | {"spans": self.spans.state()}
         replay = progress.replay if progress is not None else None
         if replay is not None and replay.drawn and not self._has_warned:
             self._has_warned = True
@@ -400,7 +399,7 @@ class FastPath:
         targets = [extra.name for extra in targets_in(self.dataset.extras)]
         if targets and isinstance(self.dataset.reader, FolderReader):  # whose files are no samples
             found["targets"] = targets
-        if mix := check_mix(self._fixed.mix):
+        if mix := check_mix(self.options.mix):
             found["mix"] = _json_of(mix_to_json, mix)
         if self.decoder is not None and self.decoder.device.type != "cpu":
             found["decoded_on"] = self.decoder.device.type
@@ -421,104 +420,33 @@ class FastPath:
                 f"this state is of version {version!r}, and this feeder reads version {_STATE_VERSION}: resume with "
                 "the feeder that saved it, or begin an epoch with loader.set_epoch(epoch)"
             )
-        make = self._reordered if self._fixed.follows_state else None
+        make = self._reordered if self.options.follows_state else None
         seed = self._seed.of_state(state)
-        order = resumed_order(self.unseeded, self._fixed.shuffle, state, make).with_seed(seed)
+        order = resumed_order(self.unseeded, self.options.shuffle, state, make).with_seed(seed)
         identity = dict.fromkeys(SIZE_IDENTITY) | self._identity(order)
         check_identity(state, identity)
-        epoch = state.get("epoch")
-        if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < 1 << 32:
-            raise ArgumentError(f"this state is damaged: expected an epoch of 0 to 2**32-1, got {epoch!r}")
-        start = state.get("consumed" if self.own_order else "batches")
-        if (
-            not isinstance(start, int)
-            or isinstance(start, bool)
-            or start < 0
-            or (self.own_order and start > len(self.dataset))
-        ):
-            raise ArgumentError(
-                f"this state does not fit: it was saved {'with' if self.own_order else 'without'} an explicit sampler, "
-                f"or is damaged (at {start!r} of {len(self.dataset)})"
-            )
-        sampler = None if self.own_order else state.get("sampler")
-        if not self.own_order:
-            check_replay_state(sampler)
-        by_bucket = consumed_by_bucket(state, order, epoch, start)
-        self._spans, skip = Spans.of_state(state), Skip.of_state(state.get("skip"))
+        place = Place.of_state(state, order, own_order=self.own_order)
+        self.spans, skip = Spans.of_state(state), Skip.of_state(state.get("skip"))
         if self.skip is None and skip is not None:
             self.skip = skip
         self._seed.known = seed
         self.unseeded = order.with_seed(self.unseeded.seed)
-        self._next = Place(epoch, start, by_bucket, sampler)
+        self._next = place
         self._iterator = self._progress = None
 
     @property
     def epoch(self) -> int:
         """The epoch that an iterator is in; without one the next."""
         progress = self._progress
-        has_iterator = self._iterator is not None and self._iterator() is not None
-        if progress is not None and not progress.exhausted and (has_iterator or progress.is_midway):
+        if progress is not None and not progress.exhausted and (self._latest is not None or progress.is_midway):
             return progress.place.epoch
         return self._next.epoch
 
-    def span(self, epoch: int, first_step: int, end_step: int) -> tuple[int, int, int]:
-        """See :meth:`feeder.DataLoader.span_of`."""
-        if isinstance(self.order, BucketOrder):
-            check_skip(Skip(spans=[(epoch, 0, 1)]), self.order, self.dataset.reader, own_order=self.own_order)
-        if end_step <= first_step:
-            raise ArgumentError(f"end_step must be more than first_step, got steps {first_step} to {end_step}")
-        _, first = self.find(epoch, first_step, 0)
-        options, last = self.find(epoch, end_step - 1, 0)
-        return epoch, first.start, self.split(options, last).consumed(1)
-
-    def find(self, epoch: int, step: int, rank: int | None) -> tuple[EpochOptions, Place]:
-        """Returns the place at which a batch of this run begins, and the options by which that rank made it.
-
-        Args:
-            epoch: The epoch.
-            step: Number of the batch in it.
-            rank: The rank; None: this one.
-
-        Raises:
-            ArgumentError: if the batch is not known.
-        """
-        own = current_ranks(self._options.ranks)[0] if rank is None else rank
-        span, place = self._known_spans().find(epoch, step, self._split_of)
-        if not 0 <= own < span.world_size:
-            raise ArgumentError(f"rank must be 0 to {span.world_size - 1} at that step, got {own}")
-        return self._options_of(span, own), place
-
-    def steps(self, epoch: int) -> int:
-        """See :meth:`feeder.DataLoader.steps_of`."""
-        return self._known_spans().steps(epoch, self._split_of)
-
-    def _known_spans(self) -> Spans:
-        if not self.own_order:
-            raise ArgumentError(
-                "batches are known by their step in feeder's own order only, and this loader has an explicit sampler"
-            )
-        return self._spans
-
-    def _split_of(self, span: Span, place: Place) -> Split:
-        return self.split(self._options_of(span, 0), place)
-
-    def _options_of(self, span: Span, rank: int) -> EpochOptions:
-        """Returns the options by which a rank made the batches of a span."""
-        return dataclasses.replace(
-            self._options,
-            batch_size=span.batch_size,
-            world_size=span.world_size,
-            drop_last=span.drop_last,
-            rank=rank,
-            skip=span.skip,
-        )
-
-    def at(self, options: EpochOptions, place: Place) -> FastPath:
+    def at(self, options: LoaderOptions, place: Place) -> FastPath:
         """Returns another path, with other options and without a service, that begins at a place of this run."""
-        fixed = self._fixed
-        if fixed.service is not None:  # which leaves "auto" only the backends of the CPU
-            fixed = dataclasses.replace(fixed, service=None, backend=self.backend)
-        path = FastPath(fixed, options, self.dataset, self._given_dataset, self._seed)
+        if options.service is not None:  # which leaves "auto" only the backends of the CPU
+            options = dataclasses.replace(options, service=None, backend=self.backend)
+        path = FastPath(options, self.dataset, self._given_dataset, self._seed)
         path.unseeded = self.unseeded.with_seed(path.unseeded.seed)
         path._next = place
         path._has_told = True
@@ -526,57 +454,27 @@ class FastPath:
 
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
-        engine, ledger = self._engine, self._ledger
+        engine, iterator = self._engine, self._latest
         replaced = engine.replacements if engine is not None else []
-        words = self.stage_words()
-        meters = part_sums(words)
-        stages = stage_table(words)
-
-        def index(i: int) -> int:
-            """The id that the caller knows it by: of a Subset's sample that in the whole dataset."""
-            ids = _ids(self.dataset.reader)
-            return i if ids is None else int(ids[i])
-
-        return {
-            **ledger.counts,
-            "backend": self.backend,
-            **meters,
-            **(self.decoder.meters() if self.decoder is not None else {}),
-            **verdict(ledger.counts, meters | self._trainer_decode(stages), self._processes()),
-            "stages": stages,
-            "fused": fused_stages(stages, self._fused),
-            "workers": worker_tables(words[2:], [r.worker for r in replaced]),
-            "respawns": len(replaced),
-            "slots": self._slots(),
-            "replaced_workers": [dataclasses.asdict(r) for r in replaced],
-            "substitutions": [s._replace(substitute=index(s.substitute))._asdict() for s in list(ledger.substitutions)],
-            "padded": [index(i) for i in list(ledger.padded)],
-            **self._sources(),
-        }
-
-    def _processes(self) -> int:
-        """Returns the number of processes that make batches, or have them made, beside this one."""
-        return self._options.num_workers + (self._service is not None)
-
-    def _trainer_decode(self, stages: dict[str, dict[str, int]]) -> dict[str, int]:
-        return (
-            {}
-            if self.decoder is None or "decode" not in stages
-            else {"trainer_decode_ns": stages["decode"]["total_ns"]}
-        )
+        processes = self.options.num_workers + (self._service is not None)
+        fused, ids = self._fused, _ids(self.dataset.reader)
+        stats = self._ledger.stats(self.stage_words(), replaced, processes, fused, ids, self.decoder)
+        slots = dict(NO_SLOTS) if iterator is None else iterator.slots()
+        return {**stats, "backend": self.backend, "slots": slots, **self._sources()}
 
     def stage_words(self) -> npt.NDArray[np.int64]:
         """The meters: int64 [2 + workers, METER_WORDS], this process's two first."""
         workers = self._engine.stages() if self._engine is not None else ()
         return np.stack([self._ledger.meter.words, self.work.meter.words, *workers])
 
-    def _slots(self) -> dict[str, int]:
-        iterator = self._iterator() if self._iterator is not None else None
-        return {"total": 0, "held": 0, "making": 0, "ready": 0} if iterator is None else iterator.slots()
+    @property
+    def _latest(self) -> FastIterator | None:
+        """The iterator over the latest epoch, as long as it lives."""
+        return self._iterator() if self._iterator is not None else None
 
     def _idle_engine(self, epoch: int) -> Engine:
         """Returns the loader's engine, or another one if an earlier iterator still uses it."""
-        options = self._options
+        options = self.options
         if self._worker_init is not None:
             rank, _ = current_ranks(options.ranks)
             self._worker_init.base_seed = epoch_base_seed(self.order.seed, rank, epoch)
@@ -598,8 +496,8 @@ class FastPath:
         """Returns the explicit sampler's epoch from a place on; None with feeder's own order."""
         if self.own_order:
             return None
-        rank, _ = current_ranks(self._options.ranks)
-        return Replay(self._fixed.batch_sampler, len(self.dataset), rank, place.start, place.sampler)
+        rank, _ = current_ranks(self.options.ranks)
+        return Replay(self.options.batch_sampler, len(self.dataset), rank, place.start, place.sampler)
 
     def close(self) -> None:
         """Ends all iterators and the workers, see Note [Closing]."""
@@ -610,7 +508,7 @@ class FastPath:
             self._engine.retire()
         if self._read_ahead is not None:
             self._read_ahead.close()
-        if is_in_group(self._options.ranks):
+        if is_in_group(self.options.ranks):
             self._agreement.close()
 
     def _identity(self, order: Order) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from feeder.dataset.target_values import targets_in
 from feeder.decoders.device.finisher import Finisher, mixing_partner
 from feeder.decoders.device.fused import DeviceSplit
 from feeder.errors import ArgumentError
-from feeder.loader.fast.batch_queue import Finished
+from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.transforms import Views
 from feeder.transforms.mixing import pick
 
@@ -61,7 +61,6 @@ class Finishing:
         self._work = work
         self._channels_last = channels_last
         self._mix = mix
-        self._is_on_device = device is not None
         self._device = device
 
         # What a collate_fn made stays as it is. Where sizes vary, these are the last steps at one of them.
@@ -75,7 +74,7 @@ class Finishing:
         # Places of further images in a batch.
         self._places = [2 + k for k, extra in enumerate(work.extras) if isinstance(extra, FurtherImage)]
 
-    def host_batch(self, finished: Finished) -> tuple[Any, ...]:
+    def host_batch(self, finished: BatchRecord) -> tuple[Any, ...]:
         """Returns ``(images, labels, *targets, *fields)`` of a batch as it was made.
 
         Images are [N, 3, H, W] of the recipe's output dtype, or uint8 where ops are left; with views a list of these.
@@ -87,7 +86,7 @@ class Finishing:
         labels = finished.arrays.labels
         first = (
             images[: self._own] if self._has_views else images[0],
-            torch.from_numpy(labels.copy() if self._is_on_device else labels),
+            torch.from_numpy(labels if self._device is None else labels.copy()),
         )
         return (
             (*first, *in_order(self._work.extras, self._further(images), self._extras(finished)))
@@ -99,7 +98,7 @@ class Finishing:
         """Returns the further images of a batch, with views lists of these, of all images that were made."""
         return by_image(self._work.images, images[self._own :])
 
-    def _extras(self, finished: Finished) -> Iterator[Any]:
+    def _extras(self, finished: BatchRecord) -> Iterator[Any]:
         """Yields the batch's targets and further fields that are no images."""
         arrays, lists = iter(finished.arrays.further), iter(finished.report.extras)
         for extra in self._work.values:
@@ -109,14 +108,14 @@ class Finishing:
             else:
                 yield extra.collate(next(lists))
 
-    def complete(self, finished: Finished | BaseException, batch: Any) -> Any:
+    def complete(self, finished: BatchRecord | BaseException, batch: Any) -> Any:
         """Does the last steps on a batch where it is wanted; an error, or what a collate_fn made, stays as it is."""
         if isinstance(finished, BaseException) or self._work.makes_batches:
             return batch
         batch = self._stepped(finished, batch) if self._has_steps else batch
         return arranged(self._work.extras, batch, is_batch=True)
 
-    def _stepped(self, finished: Finished, batch: Any) -> tuple[Any, ...]:
+    def _stepped(self, finished: BatchRecord, batch: Any) -> tuple[Any, ...]:
         images, labels, *extras = batch
         views = images if self._has_views else [images]
         mixings = self.mixing(finished, [(view.shape[2], view.shape[3]) for view in views]) if self._mix else None
@@ -129,7 +128,7 @@ class Finishing:
                 extras[place - 2] = image
         return (images, self._labels(finished, labels, mixings), *extras)
 
-    def mixing(self, finished: Finished, sizes: Sequence[tuple[int, int]]) -> list[Mixing] | None:
+    def mixing(self, finished: BatchRecord, sizes: Sequence[tuple[int, int]]) -> list[Mixing] | None:
         """Returns each view's mixing, a function of seed, epoch and the position of the batch's first sample.
 
         All views are mixed by one op with one drawn weight; a rectangle has the same place relative to a view's size.
@@ -145,7 +144,7 @@ class Finishing:
         return [op.draw(*place, *size) for size in sizes]
 
     def _images(
-        self, finished: Finished, images: Sequence[torch.Tensor], mixings: Sequence[Mixing] | None
+        self, finished: BatchRecord, images: Sequence[torch.Tensor], mixings: Sequence[Mixing] | None
     ) -> list[torch.Tensor]:
         """Completes images that workers decoded: [N, 3, H, W] of its recipe's output dtype, for each view and further
         image."""
@@ -160,7 +159,7 @@ class Finishing:
             done.append(view.complete(pixels, rest, mixing, self._channels_last))
         return done
 
-    def _views_of(self, finished: Finished, images: Sequence[torch.Tensor]) -> list[_View]:
+    def _views_of(self, finished: BatchRecord, images: Sequence[torch.Tensor]) -> list[_View]:
         """Returns the last steps on the images of a batch."""
         if not self._work.splits:
             return self._views
@@ -172,7 +171,7 @@ class Finishing:
             self._made[recipes] = [_View(recipe, split, self._device) for recipe, split in both]
         return self._made[recipes]
 
-    def _labels(self, finished: Finished, labels: torch.Tensor, mixings: Sequence[Mixing] | None) -> Any:
+    def _labels(self, finished: BatchRecord, labels: torch.Tensor, mixings: Sequence[Mixing] | None) -> Any:
         """Mixes the labels, see :meth:`feeder.transforms.BatchOp.mixed_labels`.
 
         Raises:

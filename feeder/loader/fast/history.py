@@ -11,11 +11,18 @@ import numpy.typing as npt
 from feeder.dataset.mixture import Mixture
 from feeder.dataset.subset_reader import PartReader
 from feeder.dataset.taken_down import stand_in, taken_down_of
+from feeder.errors import ArgumentError
 from feeder.loader.fast.fast_path import FastPath
 from feeder.loader.fast.position import Place
-from feeder.loader.options import EpochOptions
+from feeder.loader.fast.spans import Span
+from feeder.loader.left_out import check_skip
+from feeder.loader.options import LoaderOptions
+from feeder.loader.ranks import current_ranks
+from feeder.order.bucket_order import BucketOrder
+from feeder.order.skip import Skip
+from feeder.order.split import Split
 
-__all__ = ["BatchSamples", "ReplayedBatch", "replay", "samples_of"]
+__all__ = ["BatchSamples", "History", "ReplayedBatch"]
 
 
 class BatchSamples(NamedTuple):
@@ -52,26 +59,79 @@ class ReplayedBatch(NamedTuple):
     substitutions: list[dict[str, Any]]
 
 
-def samples_of(path: FastPath, epoch: int, step: int, rank: int | None) -> BatchSamples:
-    """See :meth:`feeder.DataLoader.samples_of`."""
-    return _samples_at(path, *path.find(epoch, step, rank))
+class History:
+    """The batches of a run.
+
+    Args:
+        path: The fast path that the run takes.
+
+    Raises:
+        ArgumentError: with an explicit sampler.
+    """
+
+    def __init__(self, path: FastPath) -> None:
+        if not path.own_order:
+            raise ArgumentError(
+                "batches are known by their step in feeder's own order only, and this loader has an explicit sampler"
+            )
+        self._path = path
+
+    def samples_of(self, epoch: int, step: int, rank: int | None) -> BatchSamples:
+        """See :meth:`feeder.DataLoader.samples_of`."""
+        return _samples_at(self._path, *self._find(epoch, step, rank))
+
+    def replay(self, epoch: int, step: int, rank: int | None) -> ReplayedBatch:
+        """See :meth:`feeder.DataLoader.replay`."""
+        options, place = self._find(epoch, step, rank)
+        samples = _samples_at(self._path, options, place)
+        device = dataclasses.replace(options.device, put=None)  # the caller has a batch in the static buffers
+        options = dataclasses.replace(options, num_workers=0, prefetch_factor=None, timeout=0, device=device)
+        again = self._path.at(options, place)
+        try:
+            batch = next(again.iterate(options, owner=again))
+        finally:
+            again.close()
+        return ReplayedBatch(batch, samples, again.stats()["substitutions"])
+
+    def steps_of(self, epoch: int) -> int:
+        """See :meth:`feeder.DataLoader.steps_of`."""
+        return self._path.spans.steps(epoch, self._split_of)
+
+    def span_of(self, epoch: int, first_step: int, end_step: int) -> tuple[int, int, int]:
+        """See :meth:`feeder.DataLoader.span_of`."""
+        path = self._path
+        if isinstance(path.order, BucketOrder):
+            check_skip(Skip(spans=[(epoch, 0, 1)]), path.order, path.dataset.reader, own_order=True)
+        if end_step <= first_step:
+            raise ArgumentError(f"end_step must be more than first_step, got steps {first_step} to {end_step}")
+        _, first = self._find(epoch, first_step, 0)
+        options, last = self._find(epoch, end_step - 1, 0)
+        return epoch, first.start, path.split(options, last).consumed(1)
+
+    def _find(self, epoch: int, step: int, rank: int | None) -> tuple[LoaderOptions, Place]:
+        """Returns the options by which a rank made a batch of this run, and the place at which the batch begins."""
+        own = current_ranks(self._path.options.ranks)[0] if rank is None else rank
+        span, place = self._path.spans.find(epoch, step, self._split_of)
+        if not 0 <= own < span.world_size:
+            raise ArgumentError(f"rank must be 0 to {span.world_size - 1} at that step, got {own}")
+        return self._options_of(span, own), place
+
+    def _split_of(self, span: Span, place: Place) -> Split:
+        return self._path.split(self._options_of(span, 0), place)
+
+    def _options_of(self, span: Span, rank: int) -> LoaderOptions:
+        """Returns the options by which a rank made the batches of a span."""
+        return dataclasses.replace(
+            self._path.options,
+            batch_size=span.batch_size,
+            world_size=span.world_size,
+            drop_last=span.drop_last,
+            rank=rank,
+            skip=span.skip,
+        )
 
 
-def replay(path: FastPath, epoch: int, step: int, rank: int | None) -> ReplayedBatch:
-    """See :meth:`feeder.DataLoader.replay`."""
-    options, place = path.find(epoch, step, rank)
-    samples = _samples_at(path, options, place)
-    device = dataclasses.replace(options.device, put=None)  # the caller has a batch in the static buffers
-    options = dataclasses.replace(options, num_workers=0, prefetch_factor=None, timeout_s=0, device=device)
-    again = path.at(options, place)
-    try:
-        batch = next(again.iterate(options, owner=again))
-    finally:
-        again.close()
-    return ReplayedBatch(batch, samples, again.stats()["substitutions"])
-
-
-def _samples_at(path: FastPath, options: EpochOptions, place: Place) -> BatchSamples:
+def _samples_at(path: FastPath, options: LoaderOptions, place: Place) -> BatchSamples:
     """Returns the samples of the batch that begins at a place."""
     ids = path.order.ids(place.epoch, path.split(options, place).positions(0))
     reader = path.dataset.reader

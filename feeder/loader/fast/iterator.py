@@ -18,14 +18,15 @@ from feeder.loader.collate_errors import explain_sizes
 from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.device.nested import map_tensors
 from feeder.loader.device.page_lock import slot_guard
-from feeder.loader.fast.batch_queue import BatchQueue, Finished, Request, make_here
+from feeder.loader.fast.batch_queue import BatchQueue, BatchRecord, make_here
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.ledger import Ledger
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.trainer_decode import DecodeFeed
-from feeder.loader.options import EpochOptions
+from feeder.loader.observe.stats import NO_SLOTS
+from feeder.loader.options import LoaderOptions
 from feeder.loader.workers.iterator_lock import IteratorLock
 from feeder.system.limit_errors import explained
 
@@ -44,7 +45,7 @@ class FastIterator:
     """
 
     def __init__(self, epoch: Epoch, owner: object) -> None:
-        if epoch.options.timeout_s and epoch.engine is None:
+        if epoch.options.timeout and epoch.engine is None:
             raise AssertionError("without workers, timeout must be 0")
         self._owner = owner
         self.view: LiveView | None = None
@@ -65,7 +66,7 @@ class FastIterator:
         # Pixels that workers make stand in page-locked slots; what a collate_fn makes need not.
         made_here = epoch.engine is None or epoch.decoder is not None or epoch.work.makes_batches
         self._pins = made_here and device.target is None and slot_guard(device) is not None
-        self._feed: DeviceFeed[Finished | BaseException] | None = None
+        self._feed: DeviceFeed[BatchRecord | BaseException] | None = None
         if device.target is not None:
             self._feed = DeviceFeed(self._host, device, epoch.ledger.meter, epoch.finishing.complete)
 
@@ -122,7 +123,7 @@ class FastIterator:
         self._given_ns = time.monotonic_ns()
         return tuple(batch) if isinstance(batch, list) and not epoch.work.makes_batches else batch
 
-    def _next_here(self) -> tuple[Finished | BaseException, Any]:
+    def _next_here(self) -> tuple[BatchRecord | BaseException, Any]:
         finished, batch = self._host.next()
         batch = self._epoch.finishing.complete(finished, batch)
         if self._pins and self._epoch.work.makes_batches:
@@ -180,20 +181,18 @@ class Epoch:
         finishing: The last steps on a batch.
         ledger: Counts what is handed out.
         agree: Compares the epoch with those of other ranks before a batch is handed out; None: nothing to compare.
-        channels_last: Memory format of images that the decoder makes.
     """
 
     dataset: Any
     progress: EpochProgress
-    requests: Iterator[Request]
-    options: EpochOptions
+    requests: Iterator[BatchRecord]
+    options: LoaderOptions
     work: Work
     engine: Engine | None
     decoder: TrainerDecoder | None
     finishing: Finishing
     ledger: Ledger
     agree: Callable[[EpochProgress], None] | None
-    channels_last: bool
 
 
 class HostBatches:
@@ -212,13 +211,13 @@ class HostBatches:
         self._queue: BatchQueue | None = None
         self._decoding: DecodeFeed | None = None
         self._refusal: Exception | None = None
-        source: Iterator[Finished | BaseException]
+        source: Iterator[BatchRecord | BaseException]
         if epoch.engine is None:
             source = make_here(epoch.work, epoch.requests)
         else:
             epoch.engine.busy = True
             options = epoch.options
-            source = self._queue = BatchQueue(epoch.engine, epoch.requests, options.timeout_s, options.batch_size, use)
+            source = self._queue = BatchQueue(epoch.engine, epoch.requests, options.timeout, options.batch_size, use)
             self._fill(self._queue)
         if epoch.decoder is not None:
             stream = epoch.options.device.stream
@@ -228,7 +227,7 @@ class HostBatches:
                 epoch.decoder,
                 self._queue.ready if self._queue is not None else lambda: False,
                 mixing=epoch.finishing.mixing,
-                channels_last=epoch.channels_last,
+                channels_last=epoch.options.channels_last,
                 stream=stream.get() if stream is not None else None,
                 meter=epoch.ledger.meter,
             )
@@ -244,7 +243,7 @@ class HostBatches:
                 raise
             self._refusal = replay.refusal  # a resume fails with the first batch, as without workers
 
-    def next(self) -> tuple[Finished | BaseException, Any]:
+    def next(self) -> tuple[BatchRecord | BaseException, Any]:
         """Returns the record of the next batch, and the batch itself before its last steps; an error and None instead.
 
         Raises:
@@ -281,7 +280,7 @@ class HostBatches:
         """Returns the number of slots in all, held by the caller, being filled, and full."""
         engine, queue = self._engine, self._queue
         if engine is None or queue is None or not len(queue):
-            return {"total": 0, "held": 0, "making": 0, "ready": 0}
+            return dict(NO_SLOTS)
         ring, ready = engine.ring, queue.made()
         return {"total": ring.slots, "held": ring.held, "making": max(0, len(queue) - ready), "ready": ready}
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from feeder.decoders.image_header import clipped_warning
-from feeder.loader.fast.batch_queue import Finished
+from feeder.decoders.staged.trainer_decoder import TrainerDecoder
+from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.part_report import Substitution
+from feeder.loader.fast.pool import Replacement
 from feeder.loader.fast.position import EpochProgress
-from feeder.loader.observe.meter import Meter
+from feeder.loader.observe.meter import Meter, part_sums
+from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.system.warning import warn
 
 __all__ = ["Ledger"]
@@ -34,7 +43,7 @@ class Ledger:
         self.padded: list[int] = []
         self._has_warned = False
 
-    def handed_out(self, progress: EpochProgress, finished: Finished | BaseException, elapsed_ns: int) -> None:
+    def handed_out(self, progress: EpochProgress, finished: BatchRecord | BaseException, elapsed_ns: int) -> None:
         """Counts a batch, or an error in its place.
 
         Args:
@@ -70,6 +79,45 @@ class Ledger:
         """Counts the time that the caller waited for a batch of the workers."""
         self.counts["waited_ns"] += waited_ns
         self.meter.add("wait_batch", waited_ns)
+
+    def stats(
+        self,
+        words: npt.NDArray[np.int64],
+        replaced: list[Replacement],
+        processes: int,
+        fused: Mapping[str, str],
+        ids: npt.NDArray[np.int64] | None,
+        decoder: TrainerDecoder | None,
+    ) -> dict[str, Any]:
+        """Returns the sums, and what the meters say of stages and workers; see :meth:`feeder.DataLoader.stats`.
+
+        Args:
+            words: int64 [2 + workers, METER_WORDS], the meters; the calling process's two first.
+            replaced: The replaced workers.
+            processes: Number of processes that make batches, or have them made, beside the calling one.
+            fused: By stage, the one that does its work if it is not done separately.
+            ids: The samples' ids by which the caller knows them, int64 [N]; None: they are the reader's.
+            decoder: Decodes in the calling process; None: workers decode.
+        """
+        sums, stages = part_sums(words), stage_table(words)
+        decoding = {"trainer_decode_ns": stages["decode"]["total_ns"]} if decoder and "decode" in stages else {}
+
+        def known(i: int) -> int:
+            return i if ids is None else int(ids[i])
+
+        return {
+            **self.counts,
+            **sums,
+            **(decoder.meters() if decoder is not None else {}),
+            **verdict(self.counts, sums | decoding, processes),
+            "stages": stages,
+            "fused": fused_stages(stages, fused),
+            "workers": worker_tables(words[2:], [each.worker for each in replaced]),
+            "respawns": len(replaced),
+            "replaced_workers": [dataclasses.asdict(each) for each in replaced],
+            "substitutions": [s._replace(substitute=known(s.substitute))._asdict() for s in list(self.substitutions)],
+            "padded": [known(i) for i in list(self.padded)],
+        }
 
     def warn_at_epoch_end(self, progress: EpochProgress) -> None:
         """Says once that images lost range, and for each epoch how many samples were replaced by others."""

@@ -9,14 +9,14 @@ from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.loader.fast.part_report import Substitution
-from feeder.loader.fast.sampler_replay import Replay
+from feeder.loader.fast.sampler_replay import Replay, check_replay_state
 from feeder.order.bucket_order import BucketOrder, BucketSplit
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
 
-__all__ = ["EpochProgress", "Place", "consumed_by_bucket"]
+__all__ = ["EpochProgress", "Place"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,32 @@ class Place:
     start: int = 0
     by_bucket: tuple[int, ...] = ()
     sampler: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], order: Order, *, own_order: bool) -> Place:
+        """Returns the place that a state is of.
+
+        Args:
+            state: The state.
+            order: The loader's order.
+            own_order: False with an explicit sampler.
+
+        Raises:
+            ArgumentError: if the state is damaged, or was saved with a sampler and there is none, or the other way
+                around.
+        """
+        epoch, start = state.get("epoch"), state.get("consumed" if own_order else "batches")
+        if type(epoch) is not int or not 0 <= epoch < 1 << 32:
+            raise ArgumentError(f"this state is damaged: expected an epoch of 0 to 2**32-1, got {epoch!r}")
+        if type(start) is not int or start < 0 or (own_order and start > order.samples):
+            raise ArgumentError(
+                f"this state does not fit: it was saved {'with' if own_order else 'without'} an explicit sampler, "
+                f"or is damaged (at {start!r} of {order.samples})"
+            )
+        if own_order:
+            return cls(epoch, start, _consumed_by_bucket(state, order, epoch, start))
+        check_replay_state(state.get("sampler"))
+        return cls(epoch, start, sampler=state["sampler"])
 
     def consumed(self, order: Order) -> dict[str, Any]:
         """Returns the part of a state that says what was consumed before, in feeder's own order."""
@@ -112,18 +138,8 @@ class EpochProgress:
         return not self.exhausted and self.asked and (self.split is None or self.steps < len(self.split))
 
 
-def consumed_by_bucket(state: Mapping[str, Any], order: Order, epoch: int, consumed: int) -> tuple[int, ...]:
-    """Returns the samples consumed of each bucket, as a state has them; () without buckets.
-
-    Args:
-        state: The state.
-        order: The loader's order.
-        epoch: The state's epoch.
-        consumed: The samples consumed of all buckets.
-
-    Raises:
-        ArgumentError: if the numbers do not fit.
-    """
+def _consumed_by_bucket(state: Mapping[str, Any], order: Order, epoch: int, consumed: int) -> tuple[int, ...]:
+    """Returns the samples consumed of each bucket, of so many in all, as a state has them; () without buckets."""
     if not isinstance(order, BucketOrder):
         return ()
     found = state.get("consumed_by_bucket")

@@ -21,7 +21,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import FeederError
-from feeder.loader.fast.batch_queue import Request
+from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.position import EpochProgress
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Window
@@ -333,7 +333,7 @@ class DrawnAhead(_Ahead):
         self._drawn: queue.SimpleQueue[tuple[int, Int64s]] = queue.SimpleQueue()
         self._thread.start()
 
-    def watched(self, requests: Iterator[Request]) -> Iterator[Request]:
+    def watched(self, requests: Iterator[BatchRecord]) -> Iterator[BatchRecord]:
         """Yields the batches to make, and has each fetched."""
         for step, request in enumerate(requests):
             if not self._is_over.is_set():

@@ -27,7 +27,7 @@ from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.set_json import leaves
-from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, EpochOptions, FixedOptions
+from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, LoaderOptions
 from feeder.loader.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
@@ -40,78 +40,76 @@ _PREFETCH = 2  # batches a worker, as torch has it
 _SERVICE_WORKERS = 4  # as many batches ahead as for so many workers more
 
 
-def make_work(
-    fixed: FixedOptions, options: EpochOptions, source: FeederDataset, sizes: BatchSizes
-) -> tuple[Work, Decoder]:
+def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) -> tuple[Work, Decoder]:
     """Returns the work on a dataset's samples, and the decoder: a TrainerDecoder decodes what the work stages.
 
     Raises:
         ArgumentError: if options do not go together.
         BackendError: if the backend is missing or can't run the recipe.
     """
-    target, collate_fn, recipe = options.device.target, fixed.collate_fn, source.recipe
+    target, collate_fn, recipe = options.device.target, options.collate_fn, source.recipe
     largest = sizes.largest()
 
     # A collate_fn takes finished samples, in workers. Batches of different sizes "auto" leaves to workers, too, and
     # all that a service makes, and mixtures.
     in_workers = collate_fn is not None or (
-        (sizes.varies or fixed.service is not None or isinstance(source, Mixture)) and fixed.backend == "auto"
+        (sizes.varies or options.service is not None or isinstance(source, Mixture)) and options.backend == "auto"
     )
     recipes = [each for part in source.parts or (source,) for each in part.recipe.at(largest, 0).views]
     decoder = get_decoder(
-        fixed.backend,
+        options.backend,
         (*recipes, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),
         threads=max(1, options.num_workers),
-        fidelity=fixed.fidelity,
+        fidelity=options.fidelity,
         # Without a device even a backend that decodes in the trainer stays on the CPU.
         device="cpu" if target is None or in_workers else str(target),
     )
 
-    _check_sizes(fixed, options, sizes)
+    _check_sizes(options, sizes)
     if collate_fn is None:
         _check_buffers(options, source)
 
-    skip = fixed.on_error == "skip"
+    skip = options.on_error == "skip"
     what = (
         source.reader,
         recipe,
         decoder.name,
-        source.extras if fixed.pad is None else in_padded_batches(source.extras),
+        source.extras if options.pad is None else in_padded_batches(source.extras),
         sizes.seed,
         skip,
-        options.worker_threads,
-        fixed.fidelity,
+        options.workers.threads_now,
+        options.fidelity,
     )
 
     if isinstance(source, Mixture):
-        _check_mixed(fixed, decoder)
+        _check_mixed(options, decoder)
         parts = ((part.reader, part.recipe, decoder.name, part.extras) for part in source.parts)
         return MixedWork(*what, names=source.names, works=tuple(Work(*each, *what[4:]) for each in parts)), decoder
 
     if collate_fn is not None:
-        _check_collating(fixed, decoder)
+        _check_collating(options, decoder)
         collated = CollatedWork(*what, collate_fn=collate_fn)
         collated.share_bytes = slot_bytes_per_sample(collated) if options.num_workers else 0
         return collated, decoder
 
-    work = Work(*what, table=sizes.table(), pad=fixed.pad, largest=largest, groups=sizes.groups)
+    work = Work(*what, table=sizes.table(), pad=options.pad, largest=largest, groups=sizes.groups)
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options, sizes)
-    elif target is not None and fixed.pad is None:
+    elif target is not None and options.pad is None:
         work.splits = sizes.splits() if sizes.varies else tuple(split_for_device(each) for each in work.recipes)
     return work, decoder
 
 
-def _check_mixed(fixed: FixedOptions, decoder: Decoder) -> None:
+def _check_mixed(options: LoaderOptions, decoder: Decoder) -> None:
     """Refuses what makes no batches of a mixture."""
-    if fixed.service is not None or isinstance(decoder, TrainerDecoder):
-        refused = f"service={fixed.service.name!r}" if fixed.service is not None else f"backend={decoder.name!r}"
+    if options.service is not None or isinstance(decoder, TrainerDecoder):
+        refused = f"service={options.service.name!r}" if options.service is not None else f"backend={decoder.name!r}"
         raise ArgumentError(
             f"{refused} does not make batches of a Mixture yet, which this machine's workers make: leave it out"
         )
 
 
-def _check_buffers(options: EpochOptions, source: FeederDataset) -> None:
+def _check_buffers(options: LoaderOptions, source: FeederDataset) -> None:
     """Refuses values of differing shapes where batches stay at their addresses."""
     ragged = next((extra.name for extra in source.extras if extra.is_ragged), None)
     if options.device.put is not None and ragged is not None:
@@ -121,7 +119,7 @@ def _check_buffers(options: EpochOptions, source: FeederDataset) -> None:
         )
 
 
-def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions, sizes: BatchSizes) -> None:
+def _stage(work: Work, decoder: TrainerDecoder, options: LoaderOptions, sizes: BatchSizes) -> None:
     """Has workers stage images for a decoder in this process."""
     reader = work.reader
     for size, epoch in sizes.all() if sizes.varies else ():
@@ -137,45 +135,45 @@ def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions, sizes: Ba
         capacity = plan_capacity(found, largest, min(rows for _, rows in parts), plans=decoder.stager.plans)
         work.share_bytes = max(work.share_bytes, capacity.share_bytes)
     decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)  # the same for every view
-    work.stager = decoder.stager.with_threads(options.worker_threads)
+    work.stager = decoder.stager.with_threads(options.workers.threads_now)
 
 
-def _check_sizes(fixed: FixedOptions, options: EpochOptions, sizes: BatchSizes) -> None:
+def _check_sizes(options: LoaderOptions, sizes: BatchSizes) -> None:
     """Refuses what does not go together with batches of different sizes."""
     if options.device.put is not None and sizes.varies:
         raise ArgumentError(
             "static_buffers=True keeps batches of one size at their addresses, and sizes= and T.ByEpoch make several "
             "sizes: leave one of them out"
         )
-    if fixed.sizes is None:
+    if options.sizes is None:
         return
-    name = f"sizes={type(fixed.sizes).__name__}(...)"
-    if fixed.collate_fn is not None:
+    name = f"sizes={type(options.sizes).__name__}(...)"
+    if options.collate_fn is not None:
         raise ArgumentError(
             f"{name} is for batches as feeder collates them, and there is a collate_fn: leave one of them out"
         )
-    groups = fixed.buckets is not None or (fixed.pad is not None and fixed.pad.group_by_aspect)
-    if groups and fixed.batch_sampler is not None:
+    groups = options.buckets is not None or (options.pad is not None and options.pad.group_by_aspect)
+    if groups and options.batch_sampler is not None:
         raise ArgumentError(
             f"{name} decides about the order, and so does a sampler: leave one of them out. {SAMPLER_OF_A_FRAMEWORK}"
         )
-    if groups and goes_by_shard(fixed.shuffle):
-        kind = type(fixed.shuffle).__name__
+    if groups and goes_by_shard(options.shuffle):
+        kind = type(options.shuffle).__name__
         raise ArgumentError(f"{name} shuffles whole buckets: give shuffle='full' in place of {kind}(...)")
-    if fixed.pad is not None and fixed.mix is not None:
+    if options.pad is not None and options.mix is not None:
         raise ArgumentError(
             "mix= mixes images of one size, and PadToBatch is for images of different sizes: leave one out"
         )
 
 
-def _check_collating(fixed: FixedOptions, decoder: Decoder) -> None:
+def _check_collating(options: LoaderOptions, decoder: Decoder) -> None:
     """Refuses steps that follow feeder's own collating, where a collate_fn replaces it."""
-    if fixed.mix is not None:
+    if options.mix is not None:
         raise ArgumentError(
             "mix= mixes images and labels as feeder collates them, and there is a collate_fn: leave one of them out, "
             "or mix in the collate_fn"
         )
-    if fixed.channels_last:
+    if options.channels_last:
         raise ArgumentError(
             "memory_format= is for images as feeder collates them, and there is a collate_fn: leave it out, and "
             "return images.to(memory_format=torch.channels_last) from the collate_fn"
@@ -189,7 +187,7 @@ def _check_collating(fixed: FixedOptions, decoder: Decoder) -> None:
 
 def make_engine(
     work: Work,
-    options: EpochOptions,
+    options: LoaderOptions,
     init: WorkerInit | None,
     *,
     decodes_here: bool,
@@ -207,10 +205,10 @@ def make_engine(
     context = options.multiprocessing_context
     if context is None and (init is not None or not _travels(work)):
         context = _torchs_context(work)
-    assert options.hang_timeout_s is not None
+    assert options.workers.hang_timeout_s is not None
 
     workers = 0 if service is not None and service.only else options.num_workers
-    pool = PoolOptions(workers, options.hang_timeout_s, context, init, service, worker_cpus(options))
+    pool = PoolOptions(workers, options.workers.hang_timeout_s, context, init, service, worker_cpus(options))
 
     held, guard = HELD_BATCHES, None
     if decodes_here:
@@ -224,8 +222,8 @@ def make_engine(
         guard = slot_guard(options.device)
 
     # Where the caller sets neither, batches are bounded by what workers need.
-    is_given = options.prefetch_is_given or options.memory_limit_bytes is not None
-    limit = options.memory_limit_bytes
+    is_given = options.prefetch_is_given or options.workers.memory_limit_bytes is not None
+    limit = options.workers.memory_limit_bytes
     ahead = options.ahead
     if service is not None:  # free slots are the credit of servers
         ahead = (options.prefetch_factor or _PREFETCH) * (workers + _SERVICE_WORKERS)
@@ -234,9 +232,9 @@ def make_engine(
     return Engine(work, EngineOptions(ahead, is_given, persistent, limit, pool, held, guard))
 
 
-def worker_cpus(options: EpochOptions) -> frozenset[int] | None:
+def worker_cpus(options: LoaderOptions) -> frozenset[int] | None:
     """Returns the CPUs that workers stay on, as ``numa_node`` has it; None: any."""
-    node, target, allowed = options.numa_node, options.device.target, os.sched_getaffinity(0)
+    node, target, allowed = options.workers.numa_node, options.device.target, os.sched_getaffinity(0)
     if isinstance(node, int):
         return cpus_near(node, None, allowed)
     if node is None or target is None or target.type != "cuda" or len(numa_nodes()) < 2:
@@ -244,20 +242,20 @@ def worker_cpus(options: EpochOptions) -> frozenset[int] | None:
     return cpus_near(None, gpu_cpus(torch, target.index), allowed)
 
 
-def make_service(fixed: FixedOptions, options: EpochOptions, work: Work) -> ServiceOptions | None:
+def make_service(options: LoaderOptions, work: Work) -> ServiceOptions | None:
     """Returns the options of the input service; None without one.
 
     Raises:
         ArgumentError: if the work can't be made on another node.
     """
-    if fixed.service is None:
+    if options.service is None:
         return None
     from feeder.loader.fast.work_json import work_data  # which few loaders need
 
     work_data(work)
-    name, only = fixed.service.name, fixed.service.only
+    name, only = options.service.name, options.service.only
     return ServiceOptions(
-        name, only, options.timeout_s or DEFAULT_TIMEOUT_S, 0 if only else options.num_workers, job_name()
+        name, only, options.timeout or DEFAULT_TIMEOUT_S, 0 if only else options.num_workers, job_name()
     )
 
 

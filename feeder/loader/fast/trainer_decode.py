@@ -18,7 +18,7 @@ from feeder.decoders.device.finisher import mixing_partner
 from feeder.decoders.staged.staged import Staged
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, Padding, StagedView
 from feeder.errors import DecodeError
-from feeder.loader.fast.batch_queue import Finished
+from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.part_report import Substitution, no_substitute
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
@@ -39,7 +39,7 @@ _AHEAD = 1
 
 @dataclass
 class _Waiting:
-    finished: Finished | BaseException
+    finished: BatchRecord | BaseException
     staged: list[Staged] = field(default_factory=list)  # of each image of a sample, with its views
     started: int = 0  # number of these
     start_ns: int = 0
@@ -61,12 +61,12 @@ class DecodeFeed:
 
     def __init__(
         self,
-        source: Iterator[Finished | BaseException],
+        source: Iterator[BatchRecord | BaseException],
         work: Work,
         decoder: TrainerDecoder,
         ready: Callable[[], bool],
         *,
-        mixing: Callable[[Finished, Sequence[tuple[int, int]]], list[Mixing] | None] = lambda finished, sizes: None,
+        mixing: Callable[[BatchRecord, Sequence[tuple[int, int]]], list[Mixing] | None] = lambda finished, sizes: None,
         channels_last: bool = False,
         stream: Any = None,
         meter: Meter | None = None,
@@ -85,7 +85,7 @@ class DecodeFeed:
     def __iter__(self) -> DecodeFeed:
         return self
 
-    def __next__(self) -> Finished | BaseException:
+    def __next__(self) -> BatchRecord | BaseException:
         if not self._queue:
             if self._failure is not None:
                 raise self._failure
@@ -104,7 +104,7 @@ class DecodeFeed:
             started = time.perf_counter_ns()
             with self._on_stream():
                 batch = self._decode(waiting.finished, waiting)
-            size_bytes = sum(images.nbytes for images in batch.images or ()) if isinstance(batch, Finished) else 0
+            size_bytes = sum(images.nbytes for images in batch.images or ()) if isinstance(batch, BatchRecord) else 0
             self._meter.add("decode", waiting.start_ns + time.perf_counter_ns() - started, size_bytes)
             return batch
         except BaseException:
@@ -158,7 +158,7 @@ class DecodeFeed:
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def _decode(self, batch: Finished, waiting: _Waiting) -> Finished | BaseException:
+    def _decode(self, batch: BatchRecord, waiting: _Waiting) -> BatchRecord | BaseException:
         work = self._work
         recipes = _recipes(work, batch)[: len(work.recipe.views)]
 
@@ -188,7 +188,7 @@ class DecodeFeed:
         return batch
 
     def _finish(
-        self, waiting: _Waiting, batch: Finished, made: Samples, mix: Mix | None = None
+        self, waiting: _Waiting, batch: BatchRecord, made: Samples, mix: Mix | None = None
     ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
         """Decodes every view and further image; returns the images of each, and one error or None for each sample."""
         work, images = self._work, []
@@ -213,7 +213,7 @@ class DecodeFeed:
         return images, errors
 
     def _padded(
-        self, pad: PadToBatch, batch: Finished, recipe: Recipe, keys: npt.NDArray[np.int64], made: Samples
+        self, pad: PadToBatch, batch: BatchRecord, recipe: Recipe, keys: npt.NDArray[np.int64], made: Samples
     ) -> StagedView:
         """Returns the output of a batch that is padded."""
         work, size = self._work, batch.arrays.image_size
@@ -224,7 +224,7 @@ class DecodeFeed:
         padding = Padding(draws.output_size, size, pad.value)
         return StagedView(recipe, draws.ops[recipe.base_length :], padding=padding)
 
-    def _replace(self, batch: Finished, row: int, error: DecodeError) -> DecodeError | None:
+    def _replace(self, batch: BatchRecord, row: int, error: DecodeError) -> DecodeError | None:
         """Replaces a sample that only the decoder found to be bad; returns an error if that fails."""
         work, arrays = self._work, batch.arrays
         here = arrays.samples.part(slice(row, row + 1))
@@ -238,7 +238,7 @@ class DecodeFeed:
         return no_substitute(error)
 
     def _make(
-        self, work: Work, batch: Finished, row: int, sample: Samples
+        self, work: Work, batch: BatchRecord, row: int, sample: Samples
     ) -> tuple[DecodeError | None, list[Substitution]]:
         """Makes one sample of a batch here; returns None or the error, and the substitutions of its making."""
         view = SlotView.new(work.layout(1), sample, batch.arrays.sizes)
@@ -280,7 +280,7 @@ def _on_cpu(work: Work) -> Work:
     return other
 
 
-def _recipes(work: Work, batch: Finished) -> tuple[Recipe, ...]:
+def _recipes(work: Work, batch: BatchRecord) -> tuple[Recipe, ...]:
     """Returns the recipes of a batch, see :attr:`Work.recipes`."""
     return work.recipes_at(batch.arrays.image_size, batch.epoch)
 

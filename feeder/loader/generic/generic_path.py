@@ -18,7 +18,7 @@ from feeder.loader.generic.single_process import HereIterator
 from feeder.loader.generic.split_order import SplitOrder
 from feeder.loader.generic.torchdata_state import GenericProgress, check_same_skip, epoch_is_over, sampler_place
 from feeder.loader.observe.live_view import LiveView, end_view
-from feeder.loader.options import EpochOptions
+from feeder.loader.options import LoaderOptions
 
 __all__ = ["GenericPath"]
 
@@ -54,7 +54,7 @@ class GenericPath:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def iterate(self, loader: DataLoader[Any], options: EpochOptions) -> Iterator[Any]:
+    def iterate(self, loader: DataLoader[Any], options: LoaderOptions) -> Iterator[Any]:
         """Returns the iterator over the next epoch, or over the rest of the one that was loaded."""
         self.meters.begin()
         iterator: Any = self._host_iterator(loader, options)
@@ -65,7 +65,7 @@ class GenericPath:
         self._on_device = _OnDevice(iterator, options, self.meters)
         return self._on_device
 
-    def _host_iterator(self, loader: DataLoader[Any], options: EpochOptions) -> Any:
+    def _host_iterator(self, loader: DataLoader[Any], options: LoaderOptions) -> Any:
         iterator: Any = self._prepared
         self._prepared = base_seed = None
         if self._loaded is not None and (sampler := epoch_is_over(self._loaded)) is not None:
@@ -92,7 +92,7 @@ class GenericPath:
                 iterator = self._new(loader, options)
         return iterator
 
-    def state_dict(self, loader: DataLoader[Any], options: EpochOptions) -> dict[str, Any]:
+    def state_dict(self, loader: DataLoader[Any], options: LoaderOptions) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
         if self._on_device is not None and self._on_device.state is not None:
             state = self._on_device.state
@@ -211,7 +211,7 @@ class GenericPath:
         loader._iterator = None
 
     def _new(
-        self, loader: DataLoader[Any], options: EpochOptions, base_seed: int | None = None
+        self, loader: DataLoader[Any], options: LoaderOptions, base_seed: int | None = None
     ) -> HereIterator | WorkersIterator:
         state, self._loaded = self._loaded, None
         if state is None:
@@ -249,7 +249,7 @@ class _OnDevice:
         state: The state after the last batch; None before the first and after the end.
     """
 
-    def __init__(self, iterator: Any, options: EpochOptions, meters: GenericMeters) -> None:
+    def __init__(self, iterator: Any, options: LoaderOptions, meters: GenericMeters) -> None:
         self.state: dict[str, Any] | None = iterator.state_dict()
         self._iterator = iterator
         self._meters = meters

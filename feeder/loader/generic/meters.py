@@ -14,7 +14,7 @@ from feeder.dataset.decoding import DecodeCounts, Replaced
 from feeder.decoders.image_header import clipped_warning
 from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import Meter
-from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
+from feeder.loader.observe.stats import NO_SLOTS, fused_stages, stage_table, verdict, worker_tables
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
 
@@ -23,7 +23,6 @@ __all__ = ["GenericMeters", "Spent", "batch_rows"]
 # A dataset makes a batch's samples in one call.
 _WITHIN = dict.fromkeys(("read", "draw", "decode", "transform", "collate"), "fetch")
 _KEPT_SUBSTITUTIONS = 10_000
-_NO_SLOTS = {"total": 0, "held": 0, "making": 0, "ready": 0}
 
 
 class Spent(NamedTuple):
@@ -168,7 +167,7 @@ class GenericMeters:
             "fused": fused_stages(stages, _WITHIN),
             "workers": worker_tables(words[1:], [event["worker"] for event in replacements]),
             "respawns": len(replacements),
-            "slots": dict(_NO_SLOTS if slots is None else slots),
+            "slots": dict(NO_SLOTS if slots is None else slots),
             "replaced_workers": list(replacements),
             "substitutions": list(self._substitutions),
         }

@@ -33,7 +33,7 @@ from feeder.loader.generic.single_process import CountedIterator, begin_torchs
 from feeder.loader.generic.split_order import SplitOrder
 from feeder.loader.generic.torchdata_state import GenericProgress, counts_off, fitting_states, sampler_place
 from feeder.loader.observe.live_view import end_view
-from feeder.loader.options import EpochOptions, ImageOptions
+from feeder.loader.options import ImageOptions, LoaderOptions
 from feeder.loader.stateful import is_stateful
 from feeder.loader.workers.iterator_lock import IteratorLock
 
@@ -56,7 +56,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
     def __init__(
         self,
         loader: DataLoader[Any],
-        options: EpochOptions,
+        options: LoaderOptions,
         order: SplitOrder | None,
         meters: GenericMeters,
         state: dict[str, Any] | None,
@@ -90,11 +90,11 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         ahead = self._prefetch_factor * self._num_workers
         self._batches = BatchWorkers(
             options.multiprocessing_context or torch.multiprocessing,
-            options.hang_timeout_s,
+            options.workers.hang_timeout_s,
             self._job(loader.worker_init_fn, order, options.images),
             first_states,
             self._pending,
-            BatchSlots(ahead, options.memory_limit_bytes, slot_guard(options.device)),
+            BatchSlots(ahead, options.workers.memory_limit_bytes, slot_guard(options.device)),
             self.meters,
             replacements,
         )

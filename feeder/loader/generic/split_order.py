@@ -18,8 +18,9 @@ from feeder.dataset.base import FeederDataset, drawn_samples
 from feeder.dataset.subset import as_feeder, dataset_fingerprint
 from feeder.errors import ArgumentError
 from feeder.loader.left_out import EpochGaps, skipped_indices
+from feeder.loader.order_identity import check_identity, order_identity, resumed_order
 from feeder.loader.path_choice import refuse_full_shuffle
-from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
+from feeder.loader.rank_agreement import Agreement, epoch_values
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import warn_of_split
@@ -116,7 +117,7 @@ class SplitOrder:
         dataset: A feeder dataset, see :func:`feeder.dataset.subset.is_feeders`.
         order: Its order, but for its seed. The number of samples is asked of the dataset again for each epoch.
         shuffle: The way to shuffle as the caller gave it.
-        follows_state: See :class:`feeder.loader.options.FixedOptions`.
+        follows_state: See :class:`feeder.loader.options.LoaderOptions`.
         batch_size: Samples in a batch; None: single samples.
         drop_last: Leave out a last step that can't fill every rank's batch.
         ranks: (rank, world size) where they are given; None: those of the job.

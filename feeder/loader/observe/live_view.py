@@ -100,6 +100,23 @@ def _end_all() -> None:
         view.end()
 
 
+def begin_view(iterator: Any, stats: Callable[[], Mapping[str, Any]], title: str) -> None:
+    """Gives an iterator that begins an epoch a view, in place of one that it has.
+
+    Args:
+        iterator: The iterator, which counts its batches there.
+        stats: See :class:`LiveView`.
+        title: The text before the figures.
+    """
+    if iterator.view is not None:
+        iterator.view.end()
+    try:
+        batches = len(iterator)
+    except TypeError:  # of an iterable dataset without a length
+        batches = None
+    iterator.view = LiveView(stats, batches, title)
+
+
 def end_view(iterator: Any) -> None:
     """Ends an iterator's view, if it has one."""
     view, iterator.view = iterator.view, None

@@ -29,7 +29,7 @@ __all__ = [
     "stage_rows",
 ]
 
-# The documentation of feeder.DataLoader.stats explains the names.
+# docs/loading.md explains the names, under "Statistics".
 STAGES = (
     "read",
     "draw",

@@ -50,7 +50,7 @@ class MetricsPage:
         ArgumentError: if ``prometheus_client`` is missing, or the address or port can't be had.
     """
 
-    def __init__(self, loader: _L, stage_words: Callable[[_L], _Words], port: int, address: str) -> None:
+    def __init__(self, loader: Any, stage_words: Callable[[Any], _Words], port: int, address: str) -> None:
         with _lock:
             server = _servers.get((address, port)) if port else None
             if server is None:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from feeder.loader.observe.meter import METER_WORDS, STAGES, bucket_ns, octave_edges, stage_rows
 
-__all__ = ["fused_stages", "stage_histograms", "stage_table", "verdict", "worker_tables"]
+__all__ = ["NO_SLOTS", "fused_stages", "stage_histograms", "stage_table", "verdict", "worker_tables"]
 
+NO_SLOTS = {"total": 0, "held": 0, "making": 0, "ready": 0}
 # Waits below this share of the time are hardly noticed.
 _NOTICEABLE = 0.05
 _PERCENTILES = (50, 90, 99)

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise ArgumentError(f"feeder browse needs {error.name}: pip install 'feeder-data[browse]'") from None
 
-    from feeder.loader.rank_agreement import set_version
+    from feeder.loader.order_identity import set_version
     from feeder.tools.browse.hosts import Hosts
     from feeder.tools.browse.page_server import make_app
     from feeder.tools.browse.set_view import SetView

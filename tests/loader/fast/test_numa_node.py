@@ -89,5 +89,5 @@ def test_workers_stay_near_the_gpu_of_their_rank(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: Given())
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 4, 5})
     target = None if device is None else torch.device(device)
-    options: Any = Given(numa_node=numa_node, device=Given(target=target))
+    options: Any = Given(workers=WorkerOptions(numa_node=numa_node), device=Given(target=target))
     assert setup.worker_cpus(options) == expected

@@ -19,7 +19,7 @@ from feeder import transforms as T
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, StoreError
-from feeder.loader.fast.batch_queue import Request
+from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
 from feeder.loader.slots.image_slots import Samples
@@ -62,7 +62,9 @@ def test_batches_of_a_sampler_are_fetched_when_they_are_drawn(tmp_path: Path) ->
         mirror = folder_mirror(cache, folder, is_set=True)
         reader = ShardReader(os.path.join(cache, "index.bin"), mirror=mirror)
         ahead = DrawnAhead(reader, cast(Any, progress), 3)
-        batches = [Request(0, Samples.of(np.arange(4), np.array(ids)), None) for ids in ([4, 5, 6, 7], [16, 0, 1, 17])]
+        batches = [
+            BatchRecord(0, Samples.of(np.arange(4), np.array(ids)), None) for ids in ([4, 5, 6, 7], [16, 0, 1, 17])
+        ]
         asked = ahead.watched(iter(batches))
         assert next(asked) is batches[0]
         wait_until(lambda: present(cache) == {"shard-000001.tar"})

@@ -25,8 +25,7 @@ from feeder.decoders.dali.queue import DaliQueue
 from feeder.decoders.registry import Dali
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.decoders.staged.staged import ROW, Staged
-from feeder.loader.fast.batch_queue import Finished
-from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.trainer_decode import DecodeFeed
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.transforms import (
@@ -288,7 +287,9 @@ def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
     for number in range(batches):
         memory = np.zeros((1, ROW.itemsize + 64), np.uint8)
         Staged(np.zeros(1, ROW), [bytes([number])]).pack(memory.reshape(-1))
-        finished.append(Finished(SlotView(Samples.of(one, one), one, (memory,)), PartReport(), 0, [(0, 1)]))
+        batch = BatchRecord(0, Samples.of(one, one), parts=[(0, 1)])
+        batch.arrays = SlotView(batch.samples, one, (memory,))
+        finished.append(batch)
     return DecodeFeed(iter(finished), work, decoder, lambda: True, **options)
 
 
