@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, RandomSampler
 
 from feeder.decoders.registry import Dali, dali_is_installed
 from feeder.errors import ArgumentError
