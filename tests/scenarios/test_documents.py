@@ -27,6 +27,7 @@ from tests.support.tokenizer_files import word_tokenizer
 # What other tests run, by page and a sign of the block, or its language. The test's file has the sign, too.
 ELSEWHERE = {
     ("README.md", "train_step(images, labels)"): "project/test_ground.py::test_the_training_example_of_the_readme_runs",
+    ("bench/README.md", "--dry-run"): ("bench/test_bench_gpu.py::test_both_quick_calls_come_to_their_end_in_a_dry_run"),
     ("docs/cluster.md", "ray_train.py"): (
         "scenarios/test_ray_examples.py::test_training_goes_on_exactly_after_a_worker_is_killed"
     ),

@@ -415,8 +415,8 @@ def test_servers_end_without_their_registry(root: Path, expected: list[list[Any]
                 return connection.connect_ex((host, int(port))) == 0
 
         wait_until(lambda: not is_there())
-        one = loader(root, made, timeout=60, only=True)  # which its helper takes some of to join Ray
-        with pytest.raises(feeder.ServiceError, match=r"was there for 60 s: there is no service 'feeder' in the Ray"):
+        one = loader(root, made, timeout=30, only=True)  # which its helper takes some of to join Ray
+        with pytest.raises(feeder.ServiceError, match=r"was there for 30 s: there is no service 'feeder' in the Ray"):
             list(one)
         one.close()
         serve(made, "--root", str(root), "--cpus", "1")  # the core is free, and so is the name

@@ -320,7 +320,7 @@ def coco(folder: Path) -> None:
         loader = feeder.DataLoader(ours, 4, num_workers=1, collate_fn=list)
         assert [target for _, target in next(iter(loader))] == [theirs[i][1] for i in range(4)]
     values = v2.RandomApply([v2.RandomHorizontalFlip(1.0)], 1.0)
-    joint = v2.Compose([v2.ToImage(), values, v2.CenterCrop(24), v2.ToDtype(torch.float32, scale=True)])
+    joint = v2.Compose([v2.ToImage(), v2.Resize((24, 24)), values, v2.ToDtype(torch.float32, scale=True)])
     theirs = CocoDetection(str(folder / "images"), str(folder / "instances.json"), transforms=joint)
     assert feeder.explain(theirs).is_native
     ours = feeder.from_torch(theirs)
@@ -386,7 +386,8 @@ def transforms_of_both(folder: Path) -> None:
     with pytest.raises(feeder.ArgumentError, match="give a collate_fn"):
         list(feeder.DataLoader(ours, 2, sizes=feeder.PadToBatch()))
 
-    wrapped = wrap_dataset_for_transforms_v2(ImageFolder(str(folder / "images"), transform=tensors()))
+    sized = v2.Compose([v2.ToImage(), v2.Resize((24, 24)), v2.ToDtype(torch.float32, scale=True)])
+    wrapped = wrap_dataset_for_transforms_v2(ImageFolder(str(folder / "images"), transform=sized))
     assert feeder.explain(wrapped).is_native
     assert_like(feeder.from_torch(wrapped), wrapped)
 
