@@ -358,7 +358,8 @@ class FolderReader:
         members: set[str] = set()
         likely: dict[str, list[str]] = {}
         is_labelled = not are_downloads(root, classes)
-        notes = [] if is_labelled else [downloads_note(root, classes)]
+        if not is_labelled:
+            warn(downloads_note(root, classes))
 
         for label, name in enumerate(classes):
             for folder, (files, fields) in _listed(root, name, targets, leave_out, heartbeat, is_labelled):
@@ -372,7 +373,7 @@ class FolderReader:
 
         if not labels:
             raise SourceError(f"{root}: found no image in the folders of img2dataset; its _stats.json say why")
-        for note in (*notes, *left_out_notes(root, skipped), *_advice(root, classes, likely, len(labels))):
+        for note in (*left_out_notes(root, skipped), *_advice(root, classes, likely, len(labels))):
             warn(note)
 
         arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
