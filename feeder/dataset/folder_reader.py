@@ -343,8 +343,7 @@ class FolderReader:
             SourceError: if there is no class folder, or one without an image, or one that can't be listed.
 
         Warns:
-            UserWarning: for each kind of files and folders that are left out; if images look like members of others,
-                and are PNGs, or beside half of these.
+            UserWarning: for each kind of files and folders that are left out; if images look like members of others.
         """
         skipped: dict[str, list[str]] = {}
 

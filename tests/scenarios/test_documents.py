@@ -27,7 +27,6 @@ from tests.support.tokenizer_files import word_tokenizer
 # What other tests run, by page and a sign of the block, or its language. The test's file has the sign, too.
 ELSEWHERE = {
     ("README.md", "train_step(images, labels)"): "project/test_ground.py::test_the_training_example_of_the_readme_runs",
-    ("bench/README.md", "--dry-run"): ("bench/test_bench_gpu.py::test_both_quick_calls_come_to_their_end_in_a_dry_run"),
     ("docs/cluster.md", "ray_train.py"): (
         "scenarios/test_ray_examples.py::test_training_goes_on_exactly_after_a_worker_is_killed"
     ),
@@ -86,6 +85,7 @@ NOT_RUN = {
     ("bench/README.md", "docker run"): "needs Docker and a GPU",
     ("bench/README.md", "pip wheel"): "needs a GPU",
     ("bench/README.md", "--only data"): "needs a GPU",
+    ("bench/README.md", "--dry-run"): "tests/bench/test_bench_gpu.py runs both with the fewest photos",
     ("docs/operations.md", "docker build"): "needs Docker; tests/project/test_container.py holds the Dockerfile",
     ("docs/operations.md", "FROM feeder"): "needs Docker",
     ("docs/sources.md", "img2dataset"): "downloads images; tests/shard/test_members.py takes what it writes",

@@ -37,4 +37,4 @@ def test_the_block_of_the_docs_installs_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     shown = "".join(done.stdout.split())
     assert "pillow-simd12.1.1.post0,aSIMDbuild" in shown, done.stdout
-    assert f"in{tmp_path}/lib" in shown, done.stdout
+    assert list(tmp_path.glob("lib/python*/site-packages/PIL/_imaging.*"))

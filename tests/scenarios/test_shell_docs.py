@@ -47,7 +47,7 @@ def images(folder: Path) -> None:
 
 
 def targets(folder: Path) -> None:
-    """COCO's, Pascal VOC's, ADE20K's and Cityscapes' trees."""
+    """COCO's, Pascal VOC's, YOLO's, ADE20K's and Cityscapes' trees."""
     found = boxes(folder / "coco")
     (found / "images").rename(folder / "train2017")
     (found / "instances.json").rename(folder / "instances_train2017.json")
@@ -70,6 +70,13 @@ def targets(folder: Path) -> None:
         (folder / "leftImg8bit" / f"{image.stem}_leftImg8bit.png").write_bytes(image.read_bytes())
     (found / "images").rename(folder / "images/training")
     (found / "masks").rename(folder / "annotations/training")
+    make_images(folder / "yolo", count=2, classes=1)
+    (made,) = (folder / "yolo").iterdir()
+    made.rename(folder / "images/train")
+    (folder / "labels/train").mkdir(parents=True)
+    for image in (folder / "images/train").iterdir():
+        (folder / "labels/train" / f"{image.stem}.txt").write_text("0 0.5 0.5 0.25 0.25\n")
+    (folder / "data.yaml").write_text("names: [dog]\n")
 
 
 def tables_of_captions(folder: Path) -> None:

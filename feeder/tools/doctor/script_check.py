@@ -9,7 +9,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from feeder.dataset.foreign import TORCHVISION_KINDS
 from feeder.tools.doctor.finding import Finding, Level
 from feeder.tools.doctor.script_file import ALL, ScriptSource, read_source
 from feeder.tools.doctor.script_names import Default, Names, arguments_of, text_of
@@ -148,6 +147,8 @@ class _Check:
 
     def _python_images(self, call: ast.Call, dataset: ast.expr | None) -> None:
         """Names a dataset of torchvision's that feeder reads natively."""
+        from feeder.dataset.foreign import TORCHVISION_KINDS  # with numpy, which the report of a machine does without
+
         origin = self._origin(dataset)
         library, _, kind = (self._names.called(origin) or "").rpartition(".") if origin is not None else ("", "", "")
         if library.startswith("torchvision.datasets") and kind in TORCHVISION_KINDS:
