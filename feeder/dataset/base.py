@@ -159,7 +159,8 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     @transform.setter
     def transform(self, value: object) -> NoReturn:
         name = type(self).__name__
-        raise AttributeError(f"the transform of a {name} can't be changed; make another {name}(path, transform=...)")
+        way_out = " of sources with other recipes" if self.parts else "(path, transform=...)"
+        raise AttributeError(f"the transform of a {name} can't be changed; make another {name}{way_out}")
 
     @property
     def classes(self) -> list[str] | None:

@@ -338,7 +338,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def seed(self) -> int | None:
         """Seed of order and augmentation, 0 to 2**64-1; None where it has no effect. One that is drawn is the same on
         all ranks: before the first batch, ranks other than 0 wait for it."""
-        given: int | None = vars(self)["seed"]
+        given: int | None = vars(self).get("seed")
         return given if self._seed is None else self._seed.value()
 
     @seed.setter
@@ -348,7 +348,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def skip(self) -> Skip | None:
         """The samples and spans that epochs leave out; assigned ones hold for the next epoch, or the rest of this."""
-        found: Skip | None = vars(self)["skip"]
+        found: Skip | None = vars(self).get("skip")
         return found
 
     @skip.setter
@@ -366,7 +366,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def collate_fn(self) -> Any:
         """The collate function. Frameworks that make a loader of torch's from this one get it as a
         :class:`feeder.loader.collate_errors.ShownCollate`."""
-        function = vars(self)["collate_fn"]
+        function = vars(self).get("collate_fn")
         if "_shown_collate" not in vars(self):
             return function
         shown, lost = self._shown_collate, self._lost_in_torchs()
@@ -387,7 +387,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seed that was drawn. ``feeder.DataLoader(**(loader.options() | {"batch_size": 32}))`` changes one of them.
         """
         names = [name for name in self._given if name != "shuffle"]
-        names += [name for name in ("seed", "skip") if name not in names and getattr(self, name) is not None]
+        further = ("seed", "skip", *(("worker_options",) if self._workers_choice is not None else ()))
+        names += [name for name in further if name not in names and getattr(self, name) is not None]
         found = {"dataset": self.dataset} | {name: given_collate(getattr(self, name)) for name in names}
         return found | ({"shuffle": self._path_choice.given_shuffle} if "shuffle" in self._given else {})
 

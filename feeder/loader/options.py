@@ -327,10 +327,16 @@ class Fixed:
         self._name = name
 
     def __get__(self, loader: object | None, owner: type | None = None) -> Any:
-        return self if loader is None else vars(loader)[self._name]
+        if loader is None:
+            return self
+        if self._name not in vars(loader):
+            raise AttributeError(f"this loader has no {self._name!r} before DataLoader.__init__() was called")
+        return vars(loader)[self._name]
 
     def __set__(self, loader: object, value: Any) -> None:
-        raise change_refusal(self._name)
+        if self._name in vars(loader):
+            raise change_refusal(self._name)
+        vars(loader)[self._name] = value  # a derived class's own, before DataLoader's
 
 
 def change_refusal(name: str) -> ArgumentError:

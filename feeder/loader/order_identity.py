@@ -87,10 +87,16 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
 
 
 def _check_sources(saved: Any, own: Any) -> None:
-    """Refuses the state of a mixture of other sources, naming one."""
-    if not isinstance(saved, Mapping) or not isinstance(own, Mapping):
+    """Refuses the state of a mixture for other sources, naming one, or for no mixture, and the reverse."""
+    if (saved is None) != (own is None):
+        had, has = ("a Mixture" if each is not None else "no Mixture" for each in (saved, own))
+        raise ArgumentError(
+            f"this state is of {had}, and this loader's dataset is {has}: resume with the state's dataset"
+        )
+    before = saved.get("sources") if isinstance(saved, Mapping) else None
+    if own is None or not isinstance(before, Mapping):
         return
-    before, now = saved["sources"], own["sources"]
+    now = own["sources"]
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             had, has = (

@@ -97,7 +97,7 @@ class Shares:
             times = _numbers(names, dict.fromkeys(names, 1) | dict(repeats), "repeats")
             if (times != np.floor(times)).any():
                 raise ArgumentError(f"repeats must be whole numbers of passes, got {dict(repeats)!r}")
-            counts = n * times.astype(np.int64)
+            counts = _whole(n * times)
             return cls(names, n, counts / counts.sum(), "repeats", counts)
         if samples is not None:
             if type(samples) is not int or samples < 1:
@@ -110,7 +110,7 @@ class Shares:
         if stop == _STOPS[2]:
             return cls(names, n, w, stop, n)
         last = int(np.argmin(n / w) if stop == _STOPS[0] else np.argmax(n / w))  # the source that ends the epoch
-        counts = np.floor(n[last] * (w / w[last]) + 0.5).astype(np.int64)
+        counts = _whole(n[last] * (w / w[last]))
         counts = np.clip(counts, 1, n) if stop == _STOPS[0] else np.maximum(counts, n)
         return cls(names, n, w, stop, counts)
 
@@ -127,6 +127,20 @@ class Shares:
         """Returns what states and ranks have in common, as JSON takes it."""
         numbers = map(list, zip(self.sizes.tolist(), self.weights.tolist(), strict=True))
         return {"takes": self.takes, "sources": dict(zip(self.names, numbers, strict=True))}
+
+
+def _whole(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Returns counts of samples, rounded.
+
+    Raises:
+        ArgumentError: for an epoch of too many.
+    """
+    if not counts.sum() <= _MOST:
+        raise ArgumentError(
+            f"an epoch of a Mixture must have at most 2**50 samples, got about {counts.sum():.3g}: give weights that "
+            "differ less, or samples="
+        )
+    return np.floor(counts + 0.5).astype(np.int64)
 
 
 class _Turn(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ from tests.support.loader_data import CROP_AND_FLIP, write_shards
 from tests.support.torch_datasets import Stream
 
 OWN = {*inspect.signature(DataLoader).parameters} - {*inspect.signature(torch.utils.data.DataLoader).parameters}
+
+
+def note_start(path: Path, worker: int) -> None:
+    path.write_text(str(worker))
 
 
 class Derived(ShardDataset):
@@ -201,7 +206,8 @@ def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> Non
 def test_options_make_another_loader_like_it(shards: Path, arguments: dict[str, Any]) -> None:
     loader = DataLoader(ShardDataset(shards, CROP_AND_FLIP), **({"batch_size": 4} | arguments))
     options = loader.options()
-    assert {*arguments} - {"collate_fn"} <= {*options} <= {*arguments, "dataset", "batch_size", "seed"}
+    settled = {"worker_options"} if arguments.get("num_workers") == "auto" else set()
+    assert {*arguments} - {"collate_fn"} <= {*options} <= {*arguments, "dataset", "batch_size", "seed"} | settled
     another = DataLoader(**options)
     assert another.options() == options
     if options.get("collate_fn"):
@@ -361,3 +367,32 @@ def test_images_of_different_sizes_name_the_op_that_is_missing(tmp_path: Path, w
             next(iter(loader))
     same = FolderDataset(tmp_path, transform=Resize((16, 16)))
     assert next(iter(DataLoader(same, batch_size=4)))[0].shape == (4, 3, 16, 16)
+
+
+def test_a_derived_loader_may_have_such_a_name_before_it_is_made(shards: Path) -> None:
+    class Own(DataLoader):
+        def __init__(self, *arguments: Any) -> None:
+            assert not hasattr(self, "device")
+            self.metrics = 3
+            super().__init__(*arguments)
+
+    loader = Own(ShardDataset(shards, CROP_AND_FLIP))
+    assert loader.metrics is None
+    with pytest.raises(ArgumentError, match="metrics can't be changed"):
+        loader.metrics = 3
+
+
+def test_workers_run_the_init_function_that_was_assigned(shards: Path, tmp_path: Path) -> None:
+    """As Lightning does; also after an epoch of workers that persist."""
+    loader = DataLoader(ShardDataset(shards, CROP_AND_FLIP), num_workers=1, persistent_workers=True)
+    for name in ("first", "second"):
+        loader.worker_init_fn = functools.partial(note_start, tmp_path / name)
+        copied_epoch(loader)
+        assert (tmp_path / name).read_text() == "0"
+    loader.close()
+
+
+def test_options_have_the_threads_that_auto_chose(shards: Path) -> None:
+    loader = DataLoader(ShardDataset(shards, CROP_AND_FLIP), num_workers="auto")
+    assert loader.worker_options is not None
+    assert loader.options()["worker_options"] == loader.worker_options

@@ -272,8 +272,29 @@ def test_a_state_of_other_sources_is_refused_by_name(folder: Path) -> None:
         more.load_state_dict(loader_of(folder, None).state_dict())
     with pytest.raises(ArgumentError, match="its mixture is"):
         loader_of(folder, stop="all_exhausted").load_state_dict(state)
-    with pytest.raises(ArgumentError, match=r"this state does not fit: its samples is 60, this loader's is 50"):
+    with pytest.raises(ArgumentError, match="this state is of a Mixture"):
         DataLoader(given["a"], shuffle=True, seed=3).load_state_dict(state)
+
+
+def test_states_do_not_go_from_a_mixture_to_another_dataset_or_back(folder: Path) -> None:
+    """Both have the same samples, and a place in one order is none in the other."""
+    names = {name: source for name, source in sources_of(folder).items() if name != "c"}
+    mixed = DataLoader(Mixture(names, samples=70), batch_size=8, shuffle=True, seed=3)
+    joined = DataLoader(ConcatDataset([*names.values()]), batch_size=8, shuffle=True, seed=3)
+    states = []
+    for loader in (mixed, joined):
+        next(iter(loader))
+        states.append(loader.state_dict())
+    with pytest.raises(ArgumentError, match="this state is of a Mixture, and this loader's dataset is no Mixture"):
+        joined.load_state_dict(states[0])
+    with pytest.raises(ArgumentError, match="this state is of no Mixture, and this loader's dataset is a Mixture"):
+        mixed.load_state_dict(states[1])
+    with pytest.raises(ArgumentError, match="does not fit"):
+        mixed.load_state_dict({**states[0], "mixture": {}})
+    with pytest.raises(AttributeError, match="make another Mixture of sources with other recipes"):
+        mixed.dataset.transform = CROP_AND_FLIP
+    with pytest.raises(ArgumentError, match=r"at most 2\*\*50 samples.*differ less"):
+        Mixture(names, {"a": 1e-16, "b": 1.0}, stop="all_exhausted")
 
 
 def test_classes_are_kept_or_merged_by_name(folder: Path, tmp_path: Path) -> None:

@@ -83,9 +83,7 @@ class FastPath:
         self.dataset = source
         self._given_dataset = dataset
         self.own_order = options.batch_sampler is None
-        self._worker_init: WorkerInit | None = None
-        if options.worker_init_fn is not None or options.collate_fn is not None:
-            self._worker_init = WorkerInit(options.worker_init_fn, options.num_workers, dataset)
+        self._worker_init = self._init_by(options)
 
         self.unseeded = self._order_by(in_blocks(options.shuffle, options.batch_size))
         self._take(source)
@@ -107,6 +105,12 @@ class FastPath:
         self._left_after: int | None = None
         self._gaps = EpochGaps()
         self.skip = options.skip
+
+    def _init_by(self, options: LoaderOptions) -> WorkerInit | None:
+        """Returns what runs in a new worker; None if nothing does."""
+        if options.worker_init_fn is None and options.collate_fn is None:
+            return None
+        return WorkerInit(options.worker_init_fn, options.num_workers, self._given_dataset)
 
     def _take(self, source: FeederDataset) -> None:
         """Has later epochs made of a dataset, by its recipe."""
@@ -196,6 +200,9 @@ class FastPath:
             options: The loader's options for it.
             owner: The loader, which the iterator keeps alive.
         """
+        if options.worker_init_fn is not self.options.worker_init_fn:  # as Lightning sets it
+            self._worker_init = self._init_by(options)
+            self._retire()
         self.options = options
         self._follow_dataset()
         self._leave_out(options.skip)
