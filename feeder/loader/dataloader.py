@@ -366,7 +366,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def collate_fn(self) -> Any:
         """The collate function. Frameworks that make a loader of torch's from this one get it as a
         :class:`feeder.loader.collate_errors.ShownCollate`."""
-        function = vars(self).get("collate_fn")
+        function: Any = vars(self).get("collate_fn")
         if "_shown_collate" not in vars(self):
             return function
         shown, lost = self._shown_collate, self._lost_in_torchs()
