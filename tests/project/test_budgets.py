@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 175,
-    "dataset": 2_775,
+    "dataset": 2_786,
     "decoders": 3_715,
     "fields": 360,
     "loader": 8_815,
     "order": 1_205,
     "service": 1_590,
-    "shard": 8_330,
+    "shard": 8_331,
     "system": 700,
     "tools": 5_480,
     "transforms": 2_435,
 }
-TOKENS = 470_400
+TOKENS = 470_530
 OWN_PARAMETERS = 15
 DENSE = 17
 
