@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,11 +13,12 @@ from torch.utils.data import ConcatDataset, Subset
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.converted import ConvertedDataset
-from feeder.dataset.foreign import ForeignReader, read_foreign
+from feeder.dataset.foreign import ForeignReader, image_columns, read_foreign
 from feeder.decoders.image_header import clipped_warning, image_info
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.coco import open_coco
+from feeder.shard.source.image_file import read_image
 from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.labels import check_classes
 from feeder.shard.source.pairs import open_pairs
@@ -53,8 +55,9 @@ def write_shards(
     """Shards a dataset, or any iterable of samples, shuffled.
 
     Datasets that :func:`feeder.from_torch` takes give their files, undecoded and without transforms: class folders,
-    COCO's and Pascal VOC's with boxes or masks as from ``feeder shard``, CIFAR's pixels, rows of Hugging Face with the
-    other columns as ``json``; subsets and concatenations too. Any other dataset gives the samples that it returns.
+    COCO's and Pascal VOC's with boxes or masks as from ``feeder shard``, CIFAR's pixels, rows of Hugging Face with
+    further images as members such as ``mask.png`` and the other columns as ``json``; subsets and concatenations too.
+    Any other dataset gives the samples that it returns.
 
     They are read once and spooled to disk, in the output folder, before they are shuffled. An interrupted run can't
     be resumed: remove the folder and start again.
@@ -138,7 +141,10 @@ def open_dataset(samples: Any, work: str, image_field: str | None, classes: Sequ
     names = [_names(leaf, reader) for leaf, reader in zip(leaves, readers, strict=True)]
     if any(each != names[0] for each in names):
         raise ArgumentError("the datasets name their classes in different ways: write each as a set of its own")
-    by_leaf = {id(leaf): (number, reader) for number, (leaf, reader) in enumerate(zip(leaves, readers, strict=True))}
+    by_leaf = {
+        id(leaf): (number, reader, _rest(leaf, reader))
+        for number, (leaf, reader) in enumerate(zip(leaves, readers, strict=True))
+    }
     prefixed = len(leaves) > 1
     fields = (_fields(leaf, i, *by_leaf[id(leaf)], prefixed=prefixed) for leaf, i in chosen)
     return open_samples(fields, spool, None, names[0] if classes is None else classes)
@@ -200,7 +206,17 @@ def _names(dataset: Any, reader: ForeignReader) -> list[str] | None:
     return reader.classes if column is None else list(dataset.features[column].names)
 
 
-def _fields(dataset: Any, i: int, number: int, reader: ForeignReader, *, prefixed: bool) -> dict[str, Any]:
+def _rest(dataset: Any, reader: ForeignReader) -> Any:
+    """Returns rows of Hugging Face without the image, and with further ones as their files; None for other datasets."""
+    if not reader.row_names:
+        return None
+    rest = dataset.with_format(None).remove_columns(reader.image_column)
+    for name in image_columns(rest):
+        rest = rest.cast_column(name, dataclasses.replace(rest.features[name], decode=False))
+    return rest
+
+
+def _fields(dataset: Any, i: int, number: int, reader: ForeignReader, rest: Any, *, prefixed: bool) -> dict[str, Any]:
     """Returns a sample as :func:`open_samples` takes it."""
     data = reader.encoded(i)
     key = f"{number}/{reader.path(i)}" if prefixed else reader.path(i)
@@ -215,6 +231,18 @@ def _fields(dataset: Any, i: int, number: int, reader: ForeignReader, *, prefixe
     if not reader.row_names:
         target = reader.field(i, "target")
         return found | ({"cls": target} if reader.targets is None else {"json": target})
-    row = dataset.with_format(None).remove_columns(reader.image_column)[i]
+    row = rest[i]
     label = row.pop(_label_column(dataset, reader), None)
-    return found | {"cls": -1 if label is None else label} | ({"json": json_bytes(row)} if row else {})
+    try:
+        for name in image_columns(dataset):
+            cell = row.pop(name, None)
+            if cell is not None:
+                file = read_image(cell["path"]) if cell["bytes"] is None else cell["bytes"]
+                found[f"{name}.{image_info(file).extension}"] = file
+        extras = {"json": json_bytes(row)} if row else {}
+    except (TypeError, ValueError) as error:
+        raise SourceError(
+            f"sample {key!r}: its columns {', '.join(row)} can't be written: {error}; leave such a column out by "
+            "remove_columns"
+        ) from None
+    return found | {"cls": -1 if label is None else label} | extras

@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 175,
-    "dataset": 2_775,
+    "dataset": 2_790,
     "decoders": 3_715,
     "fields": 360,
     "loader": 8_840,
     "order": 1_210,
     "service": 1_590,
-    "shard": 8_330,
+    "shard": 8_335,
     "system": 700,
     "tools": 5_480,
     "transforms": 2_435,
 }
-TOKENS = 470_600
+TOKENS = 470_900
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -96,6 +96,13 @@ def coco_in_one(root: Path) -> None:
     coco(root / "annotations.json")
 
 
+def coco_by_version(root: Path) -> None:
+    photos(root / "images")
+    coco(root / "annotations.json")
+    text = (root / "annotations.json").read_text()
+    put(root / "annotations.json", '{"version": "1.0", "source": {"year": 2020}, ' + text[1:])
+
+
 def coco_beside(root: Path) -> None:
     photos(root)
     coco(root / "_annotations.coco.json")
@@ -161,6 +168,7 @@ def kaggle(root: Path) -> None:
 
 CLEAR: dict[str, tuple[Make, str, int, str]] = {
     "COCO in one": (coco_in_one, "{root}/images --annotations {root}/annotations.json", 3, "boxes.json"),
+    "COCO by version": (coco_by_version, "{root}/images --annotations {root}/annotations.json", 3, "boxes.json"),
     "COCO beside": (coco_beside, "{root} --annotations {root}/_annotations.coco.json", 3, "boxes.json"),
     "YOLO": (yolo, "{root}/images --annotations {root}/labels", 3, "boxes.json"),
     "VOC": (voc, "{root}/JPEGImages --annotations {root}/Annotations", 3, "boxes.json"),
@@ -211,6 +219,12 @@ def coco_splits(root: Path) -> None:
         put(root / f"annotations/panoptic_{split}.json", '{"images": [], "annotations": []}')
 
 
+def coco_by_split(root: Path) -> None:
+    for split, names in (("train", ["a.jpg"]), ("val", ["b.jpg"])):
+        photos(root / f"images/{split}", names)
+        coco(root / f"annotations/{split}.json", names)
+
+
 def yolo_splits(root: Path) -> None:
     for split in ("train", "val"):
         photos(root / f"images/{split}")
@@ -240,6 +254,11 @@ def class_splits(root: Path) -> None:
     for split in ("train", "val"):
         photos(root / split / "cat")
         photos(root / split / "dog")
+
+
+def rarer_splits(root: Path) -> None:
+    for split in ("trainval", "test", "unlabeled"):
+        photos(root / split)
 
 
 def splits_by_words(root: Path) -> None:
@@ -286,6 +305,10 @@ AMBIGUOUS: dict[str, tuple[Make, list[str]]] = {
         coco_splits,
         [f"{{root}}/{s} --annotations {{root}}/annotations/instances_{s}.json" for s in ("train2017", "val2017")],
     ),
+    "COCO by split": (
+        coco_by_split,
+        [f"{{root}}/images/{s} --annotations {{root}}/annotations/{s}.json" for s in ("train", "val")],
+    ),
     "YOLO": (
         yolo_splits,
         [f"{{root}}/images/{split} --annotations {{root}}/labels/{split}" for split in ("train", "val")],
@@ -306,6 +329,7 @@ AMBIGUOUS: dict[str, tuple[Make, list[str]]] = {
         ],
     ),
     "splits": (class_splits, ["{root}/train", "{root}/val"]),
+    "rarer splits": (rarer_splits, ["{root}/trainval", "{root}/test", "{root}/unlabeled"]),
     "splits by words": (splits_by_words, ["{root}/train_images", "{root}/test-images"]),
     "metadata": (metadata_splits, ["{root}/train/metadata.csv", "{root}/test/metadata.csv"]),
     "Parquet": (table_splits, ["'{root}/data/train-*.parquet'", "'{root}/data/test-*.parquet'"]),

@@ -234,3 +234,26 @@ def test_a_dataset_of_feeders_is_sharded_by_its_folder(tmp_path: Path) -> None:
         ArgumentError, match="ShardDataset reads a folder or a set: `feeder shard` takes it by its path"
     ):
         write_shards(ShardDataset(tmp_path / "out"), tmp_path / "again")
+
+
+def test_further_image_columns_of_hugging_face_are_members(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    masks = [encode(pixels(k).convert("L"), "PNG") for k in (1, 2)]
+    columns: dict[str, Any] = {
+        "image": [{"bytes": encode(pixels(k)), "path": None} for k in range(2)],
+        "mask": [{"bytes": data, "path": None} for data in masks],
+        "text": ["a", "b"],
+    }
+    features = {"image": datasets.Image(), "mask": datasets.Image(), "text": datasets.Value("string")}
+    theirs = datasets.Dataset.from_dict(columns, datasets.Features(features))
+    write_shards(theirs, tmp_path / "out")
+    found = stored(tmp_path / "out", fields=["mask.png", "json"])
+    assert [entry[2] for entry in found] == masks
+    assert [entry[3] for entry in found] == [{"text": "a"}, {"text": "b"}]
+
+    lists = datasets.Dataset.from_dict(
+        {"image": columns["image"], "views": [[each] for each in columns["mask"]]},
+        datasets.Features({"image": datasets.Image(), "views": [datasets.Image()]}),
+    )
+    with pytest.raises(SourceError, match="views can't be written: a PngImageFile is no value"):
+        write_shards(lists, tmp_path / "lists")

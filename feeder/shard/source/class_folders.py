@@ -25,7 +25,9 @@ __all__ = [
 # below the path must not be lost to it.
 UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
 
-_SPLITS = frozenset({"eval", "test", "testing", "train", "training", "val", "valid", "validation"})
+_SPLITS = frozenset(
+    {"eval", "extra", "test", "testing", "train", "training", "trainval", "unlabeled", "val", "valid", "validation"}
+)
 
 
 def class_names(

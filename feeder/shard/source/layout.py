@@ -28,11 +28,17 @@ from feeder.system.files import open_regular, scan_folder
 
 __all__ = ["FolderLayout", "recognized"]
 
-_SPLIT = re.compile(r"(training|train|validation|valid|val|testing|test|eval|dev)(?![a-z])[-_. ]?", re.IGNORECASE)
+_SPLIT = re.compile(
+    r"(training|trainval|train|validation|valid|val|testing|test|eval|dev|unlabell?ed|extra)(?![a-z])[-_. ]?",
+    re.IGNORECASE,
+)
 _IMAGES = ("images", "image", "imgs", "img", "jpegimages")
 _PASSED_OVER = (*_IMAGES, "annotations", "data", "json")  # in the names of sets
 _PARTNERS = re.compile(r"(annotation|label|mask|trimap|xml|segmentation(class|object)?)s?", re.IGNORECASE)
-_COCO = re.compile(rb'\s*\{\s*"(info|licenses|images|annotations|categories|type)"')
+_VALUE = r'(?:"[^"]*"|[-+.\w]+|\{[^{}]*\}|\[[^\[\]]*\])'  # a flat one
+_COCO = re.compile(
+    rf'\s*\{{\s*(?:"[^"]*"\s*:\s*{_VALUE}\s*,\s*)*"(info|licenses|images|annotations|categories|type)"'.encode()
+)
 _NOT_COCO = ("image_info", "panoptic", "stuff_image_info")
 _SNIFFED_ROWS = 100
 
@@ -139,7 +145,7 @@ def _coco(root: str, folders: Sequence[str], files: Sequence[str]) -> list[Folde
     listed = [(place, name) for place in places for name in (_listed(f"{root}/{place}")[1] if place else files)]
     found = []
     for path in (os.path.join(root, place, name) for place, name in listed):
-        split = os.path.splitext(path)[0].rpartition("_")[2]
+        split = os.path.splitext(os.path.basename(path))[0].rpartition("_")[2]
         below = [os.path.join("images", split), *({split}.difference(places)), *_IMAGES]
         below += [""] * any(map(looks_like_image, files))
         images = next((each for each in below if os.path.isdir(os.path.join(root, each))), None)
@@ -152,7 +158,7 @@ def _is_coco(path: str) -> bool:
     if not path.lower().endswith(".json") or os.path.basename(path).startswith(_NOT_COCO):
         return False
     with contextlib.suppress(OSError), open(path, "rb", opener=open_regular) as file:
-        return _COCO.match(file.read(1 << 10)) is not None
+        return _COCO.match(file.read(64 << 10)) is not None
     return False
 
 

@@ -294,7 +294,7 @@ class _Listing:
         if extras:
             try:
                 parts.append(self._spool.add("json", json_bytes(extras)))
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise _Unusable(f"its further columns can't be written as JSON: {error}") from None
         size += sum(part.length for part in parts)
         label = -1 if self._labels is None else self._labels.add(row.get(columns.label or ""))

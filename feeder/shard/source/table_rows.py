@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
+import decimal
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +81,7 @@ def json_bytes(row: Row) -> bytes:
     """Returns columns as the ``json`` of a sample.
 
     Raises:
+        TypeError: for a value of a type that JSON lacks, and text does not stand for.
         ValueError: if they are nested too deeply.
     """
     return json_field(row, _plain)
@@ -85,7 +89,11 @@ def json_bytes(row: Row) -> bytes:
 
 def _plain(value: Any) -> Any:
     """Converts values that JSON lacks: bytes to base64, times and decimals to text."""
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if not isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)):
+        raise TypeError(f"a {type(value).__name__} is no value that JSON can hold")
+    return str(value)
 
 
 def _json_rows(path: str, notes: list[str]) -> Iterator[Row | str]:
