@@ -25,6 +25,7 @@ Note [Same host]
 from __future__ import annotations
 
 import array
+import contextlib
 import enum
 import functools
 import hashlib
@@ -49,6 +50,7 @@ __all__ = [
     "ProtocolError",
     "Receiver",
     "Sender",
+    "is_here",
     "local_name",
     "pack_frame",
     "peer_versions",
@@ -137,6 +139,15 @@ def peer_versions() -> Mapping[str, Any]:
 def local_name(token: str, port: int) -> str:
     """Returns the name of the Unix socket of a server with that TCP port, see Note [Same host]."""
     return f"\0feeder-{hashlib.blake2b(f'{port} {token}'.encode(), digest_size=16).hexdigest()}"
+
+
+def is_here(host: str) -> bool:
+    """Returns True if an address is one of this host's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return True
+    return False
 
 
 def pack_frame(kind: Kind, message: Mapping[str, Any], payload_bytes: int = 0) -> bytes:

@@ -19,7 +19,7 @@ from feeder import transforms as T
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.work_json import work_to_json
-from feeder.service.frames import CLIENT_LIMITS, Frame, Kind, Receiver, local_name, pack_frame
+from feeder.service.frames import CLIENT_LIMITS, Frame, Kind, Receiver, is_here, local_name, pack_frame
 from feeder.system.mapping import map_other_memory
 from tests.support.batches import check_same, copied_epoch
 from tests.support.processes import wait_until
@@ -232,3 +232,8 @@ def test_memory_that_is_none_ends_the_link(gives: str) -> None:
     assert "none of the protocol" in link.lost
     assert link.memory is None
     link.close()
+
+
+def test_a_server_on_another_host_is_not_looked_for_here() -> None:
+    """One of the same service here may have its port."""
+    assert [is_here(host) for host in ("127.0.0.1", "localhost", "192.0.2.77")] == [True, True, False]

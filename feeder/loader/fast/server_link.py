@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
@@ -14,7 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.service.frames import HEARTBEAT_S, SERVER_LIMITS, Frame, Kind, ProtocolError, Receiver, Sender, local_name
+from feeder.service.frames import (
+    HEARTBEAT_S,
+    SERVER_LIMITS,
+    Frame,
+    Kind,
+    ProtocolError,
+    Receiver,
+    Sender,
+    is_here,
+    local_name,
+)
 from feeder.system.mapping import map_other_memory
 
 __all__ = ["Place", "ServerLink"]
@@ -26,17 +35,6 @@ _NEWEST = 0.1  # share of the last answer in the usual time
 
 # Returns the buffers for a part's result by the link, the request's owner and the message; None drops it.
 Place = Callable[["ServerLink", Any, dict[str, Any]], "Sequence[memoryview] | None"]
-
-
-def _is_here(host: str) -> bool:
-    """Returns True if an address is one of this host's."""
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe,
-    ):
-        probe.bind((host, 0))
-        return True
-    return False
 
 
 class ServerLink:
@@ -76,8 +74,8 @@ class ServerLink:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.connection.setblocking(False)
         name = local_name(str(hello.get("token")), address[1])
-        is_here = _is_here(address[0])  # a server on another host may have the same port
-        self._is_local = self._is_connected = is_here and self.connection.connect_ex(name) == 0
+        # A server on another host may have the same port.
+        self._is_local = self._is_connected = is_here(address[0]) and self.connection.connect_ex(name) == 0
         if not self._is_local:
             self.connection.close()
             self._connect(address)
