@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import os
 import statistics
@@ -12,7 +13,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from feeder.system.nvml import Gpu, Nvml, gpu_of, open_nvml
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.inspect import open_set
+from feeder.tools.terminal import table
 
 __all__ = [
     "BATCH",
@@ -34,9 +35,11 @@ __all__ = [
     "IS_DRY_RUN",
     "MEAN",
     "STD",
+    "Feed",
     "Result",
     "Row",
     "arguments",
+    "compared",
     "current_gpu_busy",
     "endless",
     "first_batch",
@@ -64,6 +67,7 @@ BATCH = 8 if IS_DRY_RUN else 256
 EPOCH = 60_000  # samples: between epochs loaders drain and fill again, which takes some percent of a short one
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Row = dict[str, Any]
+Feed = Callable[[], Generator[torch.Tensor, None, None]]
 
 
 def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
@@ -93,7 +97,7 @@ def gpu() -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)
 def triton_lacks() -> str | None:
     """Runs one of Triton's kernels on the GPU, and returns the reason if it fails; None if it runs.
 
@@ -304,6 +308,33 @@ def rate(batches: Generator[torch.Tensor, None, None], seconds: float, workers: 
     used = cpu_seconds() - cpu
     batches.close()
     return {"images_per_s": images / took, "cores_per_1000_images_per_s": used / images * 1000}
+
+
+def compared(
+    feeds: Mapping[str, tuple[int, Feed]],
+    options: argparse.Namespace,
+    result: Result,
+    goals: Callable[[dict[str, dict[str, float]]], Mapping[str, Any]] | None = None,
+) -> None:
+    """Measures feeds in turn, and prints a table of them.
+
+    Args:
+        feeds: By name the number of workers and the feed.
+        options: With ``seconds`` and ``repeats``.
+        result: See :func:`interleaved`, as for ``goals``.
+        goals: Computes the goals.
+    """
+
+    def run(name: str) -> Row:
+        workers, feed = feeds[name]
+        return rate(feed(), options.seconds, workers)
+
+    rivals = {name: functools.partial(run, name) for name in feeds}
+    middle = interleaved(rivals, options.repeats, result, goals)
+    rows = [["", "images/s", "CPU us an image"]]
+    for name, row in middle.items():
+        rows.append([name, f"{row['images_per_s']:,.0f}", f"{1000 * row['cores_per_1000_images_per_s']:.0f}"])
+    print(table(rows))
 
 
 def endless(loader: Any) -> Generator[Any, None, None]:

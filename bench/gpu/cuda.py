@@ -13,29 +13,25 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 import feeder
 from bench.gpu.common import (
     BATCH,
     IS_DRY_RUN,
     STD,
+    Feed,
     Result,
-    Row,
     arguments,
+    compared,
     images_of,
-    interleaved,
     loader_feed,
     on_gpu,
-    rate,
     recipe,
     repeated,
 )
 from bench.gpu.feed import best_plain, plain_dali
-from feeder.tools.terminal import table
 
 CHECKED = 4  # batches
 LEVEL = 1 / 255 / min(STD) + 2**-9  # of normalized pixels, and float16's rounding
@@ -97,7 +93,7 @@ def measure(options: Any, result: Result) -> None:
     workers = options.workers
     result.add(batch=BATCH, seconds=options.seconds, workers=workers)
     result.part("images", lambda: images_of(options.seekable))
-    feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {}
+    feeds: dict[str, Feed] = {}
     for kind, shards in (("seekable", options.seekable), ("packed", options.packed)):
         try:
             check(shards, workers)
@@ -116,15 +112,9 @@ def measure(options: Any, result: Result) -> None:
     for name, settings in plain.items():
         feeds[name] = lambda settings=settings: plain_dali(options.keep, *settings)  # type: ignore[misc]
 
-    def run(name: str) -> Row:
-        return rate(feeds[name](), options.seconds, workers)
-
-    rivals = {name: (lambda name=name: run(name)) for name in feeds}
-    middle = interleaved(rivals, options.repeats, result, lambda found: {"goals": goals(found)})
-    rows = [[f"{workers} workers", "images/s", "CPU us an image"]]
-    for name, row in middle.items():
-        rows.append([name, f"{row['images_per_s']:,.0f}", f"{1000 * row['cores_per_1000_images_per_s']:.0f}"])
-    print(table(rows))
+    compared(
+        {name: (workers, feed) for name, feed in feeds.items()}, options, result, lambda rows: {"goals": goals(rows)}
+    )
 
 
 def main() -> int:

@@ -25,11 +25,11 @@ import feeder
 from bench.gpu.common import (
     BATCH,
     DEVICE,
+    Feed,
     Result,
-    Row,
     arguments,
+    compared,
     images_of,
-    interleaved,
     loader_feed,
     on_gpu,
     rate,
@@ -125,7 +125,7 @@ def decoder(options: Any, result: Result) -> None:
 def rates(options: Any, result: Result) -> None:
     """Measures feeder's own decoder with half and all of the workers, the CPU kernels and torch with all."""
     result.part("images", lambda: images_of(options.seekable))
-    feeds: dict[str, tuple[int, Callable[[], Generator[torch.Tensor, None, None]]]] = {}
+    feeds: dict[str, tuple[int, Feed]] = {}
     for kind, shards in (("seekable", options.seekable), ("packed", options.packed)):
         try:
             check(shards, options.workers)
@@ -143,7 +143,7 @@ def rates(options: Any, result: Result) -> None:
         lambda: loader_feed(options.seekable, "cpu", every, BATCH),
     )
     feeds[f"torch + Pillow, {every} workers"] = (every, lambda: torch_feed(options.images, every))
-    _measure(feeds, options, result)
+    compared(feeds, options, result)
 
 
 def best_settings(
@@ -210,7 +210,7 @@ def plain(options: Any, result: Result) -> None:
 def dali(options: Any, result: Result) -> None:
     """Measures feeder's DALI backend beside plain DALI at its best, and feeder's own decoder on the same card."""
     known = json.loads((Path(options.json).parent / FOUND).read_text())
-    feeds: dict[str, tuple[int, Callable[[], Generator[torch.Tensor, None, None]]]] = {}
+    feeds: dict[str, tuple[int, Feed]] = {}
     for workers, (kind, shards) in itertools.product(
         dict.fromkeys((options.workers, max(1, options.workers // 4))),
         (("keep", options.keep), ("seekable", options.seekable)),
@@ -236,22 +236,7 @@ def dali(options: Any, result: Result) -> None:
         every,
         lambda: loader_feed(options.seekable, "cuda", every, BATCH),
     )
-    _measure(feeds, options, result)
-
-
-def _measure(
-    feeds: Mapping[str, tuple[int, Callable[[], Generator[torch.Tensor, None, None]]]], options: Any, result: Result
-) -> None:
-    def run(name: str) -> Row:
-        workers, feed = feeds[name]
-        return rate(feed(), options.seconds, workers)
-
-    rivals = {name: (lambda name=name: run(name)) for name in feeds}
-    middle = interleaved(rivals, options.repeats, result)
-    rows = [["", "images/s", "CPU us an image"]]
-    for name, row in middle.items():
-        rows.append([name, f"{row['images_per_s']:,.0f}", f"{1000 * row['cores_per_1000_images_per_s']:.0f}"])
-    print(table(rows))
+    compared(feeds, options, result)
 
 
 STEPS: dict[str, tuple[Callable[[Any, Result], None], dict[str, Any]]] = {

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import ConcatDataset, Subset
 
@@ -142,11 +142,10 @@ def open_dataset(samples: Any, work: str, image_field: str | None, classes: Sequ
     if any(each != names[0] for each in names):
         raise ArgumentError("the datasets name their classes in different ways: write each as a set of its own")
     by_leaf = {
-        id(leaf): (number, reader, _rest(leaf, reader))
+        id(leaf): (reader, _rows(leaf, reader), f"{number}/" if len(leaves) > 1 else "")
         for number, (leaf, reader) in enumerate(zip(leaves, readers, strict=True))
     }
-    prefixed = len(leaves) > 1
-    fields = (_fields(leaf, i, *by_leaf[id(leaf)], prefixed=prefixed) for leaf, i in chosen)
+    fields = (_fields(i, *by_leaf[id(leaf)]) for leaf, i in chosen)
     return open_samples(fields, spool, None, names[0] if classes is None else classes)
 
 
@@ -206,20 +205,35 @@ def _names(dataset: Any, reader: ForeignReader) -> list[str] | None:
     return reader.classes if column is None else list(dataset.features[column].names)
 
 
-def _rest(dataset: Any, reader: ForeignReader) -> Any:
-    """Returns rows of Hugging Face without the image, and with further ones as their files; None for other datasets."""
+class _Rows(NamedTuple):
+    """Rows of Hugging Face without the image.
+
+    Attributes:
+        rows: The rows.
+        label: Name of the column with the labels, if there is one.
+        images: Names of further columns of images, whose cells are files.
+    """
+
+    rows: Any
+    label: str | None
+    images: tuple[str, ...]
+
+
+def _rows(dataset: Any, reader: ForeignReader) -> _Rows | None:
+    """Returns the rows of a dataset; None for one without any."""
     if not reader.row_names:
         return None
     rest = dataset.with_format(None).remove_columns(reader.image_column)
-    for name in image_columns(rest):
+    images = tuple(image_columns(rest))
+    for name in images:
         rest = rest.cast_column(name, dataclasses.replace(rest.features[name], decode=False))
-    return rest
+    return _Rows(rest, _label_column(dataset, reader), images)
 
 
-def _fields(dataset: Any, i: int, number: int, reader: ForeignReader, rest: Any, *, prefixed: bool) -> dict[str, Any]:
+def _fields(i: int, reader: ForeignReader, rows: _Rows | None, prefix: str) -> dict[str, Any]:
     """Returns a sample as :func:`open_samples` takes it."""
     data = reader.encoded(i)
-    key = f"{number}/{reader.path(i)}" if prefixed else reader.path(i)
+    key = prefix + reader.path(i)
     if is_raw(data):
         found: dict[str, Any] = {"__key__": key, "png": raw_pixels(data)}
     else:
@@ -228,13 +242,13 @@ def _fields(dataset: Any, i: int, number: int, reader: ForeignReader, rest: Any,
         except ValueError:  # it is rejected with the reason
             found = {"__key__": key, "jpg": data}
 
-    if not reader.row_names:
+    if rows is None:
         target = reader.field(i, "target")
         return found | ({"cls": target} if reader.targets is None else {"json": target})
-    row = rest[i]
-    label = row.pop(_label_column(dataset, reader), None)
+    row = rows.rows[i]
+    label = row.pop(rows.label, None)
     try:
-        for name in image_columns(dataset):
+        for name in rows.images:
             cell = row.pop(name, None)
             if cell is not None:
                 file = read_image(cell["path"]) if cell["bytes"] is None else cell["bytes"]

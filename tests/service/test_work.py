@@ -326,5 +326,5 @@ def test_a_server_unpickles_nothing(root: Path, tmp_path: Path) -> None:
     kinds: dict[str, Any] = {"box.npy": F.Array(), "meta.json": F.Json(), "txt": F.Text()}
     dataset = feeder.ShardDataset(members_set(root / "unpickled", samples), CROP, fields=kinds)
     with contextlib.closing(ServiceServer(tmp_path, root, environment={"PYTHONPATH": path})) as server:
-        check_equal(dataset, server, timeout=300)
+        check_equal(dataset, server)
     assert not log.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Sequence
 
 from feeder.errors import SourceError
@@ -11,11 +12,13 @@ from feeder.shard.source.image_file import left_out
 from feeder.system.files import scan_folder
 
 __all__ = [
+    "SPLIT",
     "UNREADABLE",
     "are_downloads",
     "class_names",
     "downloads_note",
     "is_folder",
+    "is_split",
     "splits_advice",
     "unlistable",
     "walk",
@@ -25,8 +28,10 @@ __all__ = [
 # below the path must not be lost to it.
 UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
 
-_SPLITS = frozenset(
-    {"eval", "extra", "test", "testing", "train", "training", "trainval", "unlabeled", "val", "valid", "validation"}
+# The beginning of a name that is, or has, that of a split.
+SPLIT = re.compile(
+    r"(training|trainval|train|validation|valid|val|testing|test|eval|dev|unlabell?ed|extra)(?![a-z])[-_. ]?",
+    re.IGNORECASE,
 )
 
 
@@ -132,6 +137,12 @@ def unlistable(path: str, error: OSError) -> SourceError:
     return SourceError(f"{path}: can't be listed: {error.strerror}; nothing is lost: fix this and run again")
 
 
+def is_split(name: str) -> bool:
+    """Returns whether a folder's name is that of a split, and a year at most."""
+    match = SPLIT.match(name)
+    return match is not None and not name[match.end() :].strip("0123456789")
+
+
 def splits_advice(root: str, classes: Sequence[str]) -> str | None:
     """Returns advice if all class folders have names of a dataset's splits, such as "train"; else None.
 
@@ -139,7 +150,7 @@ def splits_advice(root: str, classes: Sequence[str]) -> str | None:
         root: The folder.
         classes: Names of the folders in it.
     """
-    if not classes or not _SPLITS.issuperset(name.lower() for name in classes):
+    if not classes or not all(map(is_split, classes)):
         return None
     return (
         f"{root}: its folders {', '.join(classes)} are taken as classes; if they are splits of one dataset, give one "

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from feeder.errors import ChoiceError, SourceError
 from feeder.shard.format.manifest import is_shard_set
-from feeder.shard.source.class_folders import are_downloads
+from feeder.shard.source.class_folders import SPLIT, are_downloads, is_split
 from feeder.shard.source.image_file import left_out, looks_like_image
 from feeder.shard.source.image_files import folders_beside, image_files
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
@@ -28,10 +28,6 @@ from feeder.system.files import open_regular, scan_folder
 
 __all__ = ["FolderLayout", "recognized"]
 
-_SPLIT = re.compile(
-    r"(training|trainval|train|validation|valid|val|testing|test|eval|dev|unlabell?ed|extra)(?![a-z])[-_. ]?",
-    re.IGNORECASE,
-)
 _IMAGES = ("images", "image", "imgs", "img", "jpegimages")
 _PASSED_OVER = (*_IMAGES, "annotations", "data", "json")  # in the names of sets
 _PARTNERS = re.compile(r"(annotation|label|mask|trimap|xml|segmentation(class|object)?)s?", re.IGNORECASE)
@@ -167,7 +163,7 @@ def _partners(root: str, folders: Sequence[str]) -> list[FolderLayout]:
     images = next((name for name in folders if name.lower() in _IMAGES), "")
     asked = [name for name in folders if _PARTNERS.fullmatch(name)] if images else []
     others = [os.path.join(name, each) for name in asked for each in ("", *_listed(os.path.join(root, name))[0])]
-    splits = [name for name in _listed(os.path.join(root, images))[0] if images and _is_split(name)]
+    splits = [name for name in _listed(os.path.join(root, images))[0] if images and is_split(name)]
     found = []
     for split, other in itertools.product(splits or [""], others or ["" if images == "" else images]):
         place, beside = (os.path.join(root, each, split).rstrip("/") for each in (images, other))
@@ -222,7 +218,7 @@ def _tables(root: str, folders: Sequence[str], files: Sequence[str]) -> list[Fol
         ways
         and not own
         and len(folders) > 1
-        and not any(_SPLIT.match(each) or each.lower() in _IMAGES for each in folders)
+        and not any(SPLIT.match(each) or each.lower() in _IMAGES for each in folders)
     ):
         ways.append(FolderLayout("class folders", root, are_classes=True))
     return ways
@@ -244,7 +240,7 @@ def _by_split(root: str, names: Sequence[str]) -> list[str]:
     """Returns the files of each split, as a path or a pattern."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        match = _SPLIT.match(name)
+        match = SPLIT.match(name)
         groups.setdefault(match[0] if match else "", []).append(name)
     patterns = []
     for split, found in groups.items():
@@ -255,16 +251,10 @@ def _by_split(root: str, names: Sequence[str]) -> list[str]:
 
 def _splits(root: str, folders: Sequence[str]) -> list[FolderLayout]:
     """Returns the ways to read the folders of a dataset's splits."""
-    splits = [name for name in folders if _is_split(name)]
+    splits = [name for name in folders if is_split(name)]
     if len(splits) < 2 <= len(folders):
-        splits = list(folders) if all(map(_SPLIT.match, folders)) else []
+        splits = list(folders) if all(map(SPLIT.match, folders)) else []
     below = [os.path.join(root, name) for name in splits]
     kind = "the split" if len(below) == 1 else "the splits"
     kind = f"{kind} {', '.join(splits)}"
     return [way for path in below for way in layouts(path) or [FolderLayout(kind, path)]]
-
-
-def _is_split(name: str) -> bool:
-    """Returns whether a folder's name is that of a split, and a year at most."""
-    match = _SPLIT.match(name)
-    return match is not None and not name[match.end() :].strip("0123456789")

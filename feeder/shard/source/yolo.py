@@ -19,7 +19,6 @@ from feeder.system.text import count
 __all__ = ["CLASS_FILES", "are_yolo", "open_yolo"]
 
 CLASS_FILES = ("classes.txt", "obj.names")  # a class a line, as labelImg and darknet have them
-_SWAPPING_ORIENTATIONS = (5, 6, 7, 8)
 _NAMES = re.compile(
     r"^names[ \t]*:[ \t]*(?:#[^\n]*)?(\[[^\]]*\]|\{[^}]*\}|(?:\r?\n[ \t]*(?:-|\d+[ \t]*:|#)[^\n]*)+)", re.MULTILINE
 )
@@ -89,11 +88,7 @@ def _boxes(
     if labels is None:
         return {"boxes": boxes, "labels": numbers}
 
-    info = image_info(read_image(os.path.join(folder, image.path)))
-    width, height = info.width_px, info.height_px
-    if info.orientation in _SWAPPING_ORIENTATIONS:
-        width, height = height, width
-
+    height, width = image_info(read_image(os.path.join(folder, image.path))).upright_size
     with open(os.path.join(folder, labels.path), encoding="utf-8-sig", opener=open_regular) as file:
         lines = [line.split() for line in file]
     for number, values in enumerate(lines, 1):
