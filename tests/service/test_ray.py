@@ -24,6 +24,7 @@ from feeder.loader.fast.service_directory import Directory
 from feeder.loader.service_options import Service, job_name
 from tests.support import ROOT, held_parts, named_functions
 from tests.support.batches import check_same, copied_epoch
+from tests.support.daemons import free_port
 from tests.support.held_parts import HeldParts, held
 from tests.support.processes import all_ended, wait_until
 from tests.support.ray_cluster import RayCluster
@@ -375,12 +376,11 @@ def test_servers_go_where_they_are_meant_to_go_and_reasons_against_them_are_name
         ended = subprocess.run([sys.executable, "-m", "feeder", *command], capture_output=True, text=True, cwd=ROOT)
         assert ended.returncode
         assert "none: expected a folder below which the service may read sets (--root)" in ended.stderr
-        with socket.create_server(("", 0)) as free:
-            port = str(free.getsockname()[1])
-        options = ["--label", f"ray.io/node-id={nodes[1]}", "--metrics-port", port]
+        port = free_port()
+        options = ["--label", f"ray.io/node-id={nodes[1]}", "--metrics-port", str(port)]
         serve(made, "--root", str(root), "--cpus", "1", *options)
         (one,) = status(made)
-        with urllib.request.urlopen(f"http://{one['address'].rpartition(':')[0]}:{port}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{one['address'].rpartition(':')[0]}:{port}/metrics") as answer:
             assert "feeder_service_cores 1.0" in answer.read().decode()
         serve(made, "--stop")
         options = ["--resource", "memory=64MiB", "--host", "0.0.0.0"]

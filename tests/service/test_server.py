@@ -42,6 +42,7 @@ from feeder.service.scheduler import Scheduler
 from feeder.service.server_options import ServerOptions
 from feeder.tools.cli import main
 from feeder.transforms.recipe_json import recipe_to_json
+from tests.support.daemons import free_port
 from tests.support.field_sets import members_set
 from tests.support.image_pairs import write_pairs
 from tests.support.loader_data import write_shards, write_tree
@@ -500,14 +501,13 @@ def test_a_server_leaves_the_file_of_its_successor(root: Path, tmp_path: Path) -
 
 def test_counts_are_served_to_prometheus(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     one = ServiceServer(tmp_path, root, "--metrics-port", str(port))
     check_serves(one, work_of(root / "set"), numbers_of(4))
     nameless = Peer(one)
     nameless.hello(job="\ud800")
     assert nameless.next() is None
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()
     one.close()
     assert 'feeder_service_job_images_total{job="test"} 4.0' in text

@@ -20,6 +20,7 @@ from feeder.service.server import Server
 from feeder.service.server_options import ServerOptions
 from feeder.tools.cli import main
 from tests.support import ROOT
+from tests.support.daemons import free_port
 from tests.support.processes import wait_until
 
 WRONG = "0123456789abcdef" * 4
@@ -48,8 +49,7 @@ LOAD = (
 def test_the_token_is_shown_nowhere(root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("prometheus_client")
     path, log = tmp_path / "service.json", tmp_path / "log"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = ["serve", "--root", str(root), "--cpus", "1", "--file", str(path), "--metrics-port", str(port)]
     with open(log, "wb") as file:
         server = subprocess.Popen([sys.executable, "-c", SERVE, *command], cwd=ROOT, stdout=file, stderr=file)
@@ -66,7 +66,7 @@ def test_the_token_is_shown_nowhere(root: Path, tmp_path: Path, capfd: pytest.Ca
             for each in (path, other):
                 main(["serve", "--status", "--file", str(each), *form])
         status = "".join(capfd.readouterr())
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             metrics = answer.read().decode()
     finally:
         server.terminate()

@@ -7,21 +7,16 @@ import socket
 import pytest
 
 from feeder.system.ray_address import cant_join, check_ray_address
+from tests.support.daemons import free_port
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def test_an_address_where_nobody_listens_is_refused(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for address in (f"127.0.0.1:{free_port}", f"[::1]:{free_port}", "127.0.0.1:99999"):
+def test_an_address_where_nobody_listens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    for address in (f"127.0.0.1:{port}", f"[::1]:{port}", "127.0.0.1:99999"):
         with pytest.raises(ConnectionError, match="nobody listens at"):
             check_ray_address(address)
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port}")
-    with pytest.raises(ConnectionError, match=f"nobody listens at 127.0.0.1:{free_port}"):
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    with pytest.raises(ConnectionError, match=f"nobody listens at 127.0.0.1:{port}"):
         check_ray_address("auto")
 
 
