@@ -53,7 +53,8 @@ class ShardDataset(FeederDataset):
     Args:
         path: The shards' folder, or its index file; or a list of these, whose samples follow one another. Also the
             URL of a folder in an object store, ``s3://bucket/set``, ``gs://``, ``az://`` or ``https://``: a process of
-            its own fetches what is needed into a cache, once for all ranks and jobs on a machine.
+            its own fetches what is needed into a cache, once for all ranks and jobs on a machine. Or a dataset on the
+            Hub, ``hf://datasets/ORG/NAME@REVISION/path``: a set, or WebDataset tars, which are indexed on first use.
         transform: A recipe of :mod:`feeder.transforms`, torchvision's ``Compose``, or None for the image as it is.
         fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
             (parsed) or any other member of the sample (its bytes); "json:caption" (the value of that key of "json", or
@@ -187,6 +188,10 @@ def _opened(
     """Opens one set, with the requested labels."""
     folder, mirror = os.fspath(path), None
 
+    if folder.startswith("hf://"):
+        from feeder.shard.write.index_tars import hub_header
+
+        folder = hub_header(folder)
     if is_remote(folder):
         mirror = mirrored(folder)
         index = os.path.join(mirror.folder, mirror.options.index)

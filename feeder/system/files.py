@@ -19,6 +19,7 @@ __all__ = [
     "atomic_file",
     "check_writable",
     "confine",
+    "default_cache",
     "exclusive_lock",
     "file_sha256",
     "fsync_folder",
@@ -57,6 +58,11 @@ def atomic_file(path: str) -> Iterator[BinaryIO]:
             os.unlink(temporary)
         raise
     fsync_folder(os.path.dirname(path))
+
+
+def default_cache() -> str:
+    """Returns the cache's folder where none is named."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "feeder")
 
 
 def write_text(path: str, text: str) -> str:

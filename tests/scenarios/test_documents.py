@@ -59,6 +59,7 @@ ELSEWHERE = {
         "project/test_ground.py::test_the_documented_bench_session_is_the_committed_one"
     ),
     ("docs/operations.md", "pillow-simd=="): "scenarios/test_pillow_simd.py::test_the_block_of_the_docs_installs_it",
+    ("docs/remote.md", "hf://datasets"): "shard/test_hub.py::test_the_example_of_the_docs_runs",
     ("docs/transforms.md", "T.RandomIoUCrop"): "loader/test_targets.py::test_the_example_of_the_docs_runs",
     ("docs/transforms.md", "T.Image(draws"): "loader/test_image_pairs.py::test_the_example_of_the_docs_runs",
 }

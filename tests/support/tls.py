@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.daemons import Daemon, answers, free_port
 
-__all__ = ["TlsProxy", "haproxy_is_installed"]
+__all__ = ["TlsProxy", "haproxy_is_installed", "write_certificates"]
 
 _CONF = """
 global
@@ -56,7 +56,7 @@ class TlsProxy:
         self.good, self.wrong_host, self.expired = (f"https://127.0.0.1:{first + k}" for k in range(3))
         self.authority = folder / "authority.pem"
         names = ("good", "wrong_host", "expired")
-        _write_certificates(folder, self.authority)
+        write_certificates(folder, self.authority)
         frontends = "".join(_FRONTEND.format(name=name, port=first + k, folder=folder) for k, name in enumerate(names))
         conf = folder / "haproxy.cfg"
         conf.write_text(_CONF.format(frontends=frontends, port=port))
@@ -68,7 +68,8 @@ class TlsProxy:
         self._daemon.close()
 
 
-def _write_certificates(folder: Path, authority: Path) -> None:
+def write_certificates(folder: Path, authority: Path) -> None:
+    """Writes certificates, good.pem, wrong_host.pem and expired.pem with their keys, and that of their authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

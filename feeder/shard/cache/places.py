@@ -13,20 +13,15 @@ import urllib.parse
 from feeder.errors import ArgumentError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.url import Url
-from feeder.system.files import TEMPORARY_SUFFIX
+from feeder.system.files import TEMPORARY_SUFFIX, default_cache
 
-__all__ = ["MARK", "default_cache", "identity", "mirror_folder", "refuse_mirror"]
+__all__ = ["MARK", "identity", "mirror_folder", "refuse_mirror"]
 
 MARK = "mirror.json"  # in each mirror's folder, and in no set's
 _NAME_CHARACTERS = 60
 # Variables that decide as whom, and through what, a fetcher speaks to a store. AWS_ALLOW_HTTP is an option by then.
-_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "HF_")
 _VARIABLES = ("ALL_PROXY", "HOME", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_DIR", "SSL_CERT_FILE")
-
-
-def default_cache() -> str:
-    """Returns the cache's folder where none is named."""
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "feeder")
 
 
 def mirror_folder(url: Url, index: str, cache_dir: str | os.PathLike[str] | None) -> str:

@@ -33,7 +33,7 @@ from feeder.shard.source.source import Container, Source, SourceKind, drop_dupli
 from feeder.shard.source.spool import Spool
 from feeder.shard.source.table_rows import Row, column_classes, json_bytes, table_rows
 from feeder.shard.store.open_store import open_store
-from feeder.shard.store.store import Entry, download
+from feeder.shard.store.store import Entry, Store, download
 from feeder.shard.store.url import is_remote
 from feeder.system.files import DISK_FULL
 from feeder.system.text import count
@@ -112,19 +112,12 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
         SourceError: if the manifest can't be read as a whole, has no column for images, or URLs in it.
     """
     url = path if is_remote(path) else None
-    paths = expand_pattern(path) if url is None else []
-    if url is not None:
-        store, (entry, *others) = named_objects(url, MANIFEST_SUFFIXES)
-        if others:
-            raise SourceError(f"{split_url(url)[0]}: names several tables; give one, and add others by feeder append")
-        path = os.path.join(os.path.dirname(spool_path), entry.key)
-        paths = [path]
-        download(store, entry, path)
+    tables = _Tables(path, os.path.dirname(spool_path))
     root_url = columns.root if is_remote(columns.root or "") else url if columns.root is None else None
     source: Source
     there = None
     if root_url is not None:
-        there = open_store(columns.root or store.url)
+        there = open_store(columns.root or tables.store.url)
         source = RemoteSource(SourceKind.MANIFEST, there)
     else:
         root = os.path.abspath(os.path.dirname(os.path.abspath(path)) if columns.root is None else columns.root)
@@ -133,14 +126,10 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
                 f"{root}: no such folder; --image-root is the folder that the manifest's paths start from"
             )
         source = Source(SourceKind.MANIFEST, root)
-    if url is not None:
-        source.containers.append(Container(store.url.object(entry.key), entry.size_bytes, entry.modified_ns))
-    else:
-        for each in paths:
-            source.add_container(os.path.abspath(each))
+    tables.add_to(source)
     shown = split_url(url)[0] if url is not None else path
     with Spool(source, spool_path) as spool:
-        listing = _Listing(source, spool, shown, columns, paths)
+        listing = _Listing(source, spool, shown, columns, tables)
         try:
             rows = enumerate(listing.rows(), 1)
             first = list(itertools.islice(rows, _SNIFFED_ROWS))
@@ -156,8 +145,8 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
                 raise
             raise SourceError(f"{shown}: can't be read: {error}") from None
         except SourceError as error:
-            raise type(error)(*str(error).replace(path, shown).split("\n")) from None  # not the copy of an object
-        source.notes = [note.replace(path, shown) for note in source.notes]
+            raise type(error)(*tables.named(str(error)).split("\n")) from None
+        source.notes = list(map(tables.named, source.notes))
         listing.finish()
         if columns.lists:
             join_rows(source, spool, columns.lists, shown)
@@ -166,6 +155,57 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
                 source, os.path.normpath, "duplicate path; --list-column NAME joins rows that differ in that column"
             )
     return source
+
+
+class _Tables:
+    """The files of a manifest, here or in a store, of which one at a time is copied.
+
+    Args:
+        path: The manifest, a pattern of several, or such a URL.
+        work: Folder for the copies.
+
+    Attributes:
+        paths: Their local paths.
+        store: Their store, if they lie in one.
+    """
+
+    store: Store
+
+    def __init__(self, path: str, work: str) -> None:
+        self._entries: dict[str, Entry] = {}
+        if is_remote(path):
+            self.store, found = named_objects(path, MANIFEST_SUFFIXES)
+            places = [os.path.join(work, "tables", str(k), os.path.basename(e.key)) for k, e in enumerate(found)]
+            self._entries = dict(zip(places, found, strict=True))
+        self.paths = list(self._entries) or expand_pattern(path)
+
+    def add_to(self, source: Source) -> None:
+        """Registers them as what a source was listed from."""
+        for path in self.paths:
+            if (entry := self._entries.get(path)) is None:
+                source.add_container(os.path.abspath(path))
+            else:
+                place = self.store.url.object(entry.key)
+                source.containers.append(Container(place, entry.size_bytes, entry.modified_ns))
+
+    @contextlib.contextmanager
+    def copied(self, path: str) -> Iterator[None]:
+        """Has a file here while its rows are read."""
+        if path not in self._entries:
+            yield
+            return
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        download(self.store, self._entries[path], path)
+        try:
+            yield
+        finally:
+            os.unlink(path)
+
+    def named(self, text: str) -> str:
+        """Returns a text with the files' URLs in place of their copies."""
+        for path, entry in self._entries.items():
+            text = text.replace(path, str(self.store.url.joined(entry.key)))
+        return text
 
 
 class _Unusable(Exception):
@@ -192,13 +232,12 @@ class _Listing:
         spool: Takes fields that are not in files.
         manifest: The manifest, or the pattern of several, as the user has named it.
         columns: The purposes of the columns.
-        paths: The manifest's files.
+        tables: The manifest's files.
     """
 
-    def __init__(
-        self, source: Source, spool: Spool, manifest: str, columns: ManifestColumns, paths: Sequence[str]
-    ) -> None:
-        self._paths = paths
+    def __init__(self, source: Source, spool: Spool, manifest: str, columns: ManifestColumns, tables: _Tables) -> None:
+        self._tables = tables
+        self._paths = tables.paths
         self._starts: list[int] = []
         self._classes: dict[str, list[str]] = {}
         self._source = source
@@ -218,11 +257,12 @@ class _Listing:
         number = 0
         for path in self._paths:
             self._starts.append(number)
-            for row in table_rows(path, self._source.notes):
-                number += 1
-                if number == self._starts[-1] + 1:
-                    self._take_classes(path)
-                yield row
+            with self._tables.copied(path):
+                for row in table_rows(path, self._source.notes):
+                    number += 1
+                    if number == self._starts[-1] + 1:
+                        self._take_classes(path)
+                    yield row
 
     def _take_classes(self, path: str) -> None:
         classes = column_classes(path)

@@ -34,12 +34,13 @@ from feeder.shard.store.url import Url
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-__all__ = ["CONNECT_S", "REQUEST_S", "STALL_S", "base_url", "make_client", "proxy_of", "tls_context"]
+__all__ = ["CONNECT_S", "HUB", "REQUEST_S", "STALL_S", "base_url", "make_client", "proxy_of", "tls_context"]
 
 CONNECT_S = 2
 STALL_S = 5  # without a byte; then the request is repeated
 _STALL_WRITING_S = 60  # the whole of a part is sent before the answer comes
 REQUEST_S = 60
+HUB = "https://huggingface.co"
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
                 "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
 # Give credentials to the containers of ECS, to instances, and to users of Azure and of Google.
@@ -51,7 +52,15 @@ _GOOGLE = ("https://googleapis.com", "https://accounts.google.com", "http://meta
 _GOOGLE_METADATA = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
 
 
-def make_client(url: Url, base: str = "", *, allow_http: bool, writing: bool, request_s: float = REQUEST_S) -> Client:
+def make_client(
+    url: Url,
+    base: str = "",
+    *,
+    allow_http: bool,
+    writing: bool,
+    request_s: float = REQUEST_S,
+    headers: dict[str, str] | None = None,
+) -> Client:
     """Returns a client for the objects below a URL; it repeats nothing when reading.
 
     Args:
@@ -60,10 +69,42 @@ def make_client(url: Url, base: str = "", *, allow_http: bool, writing: bool, re
         allow_http: True to talk to it without encryption.
         writing: True to write.
         request_s: Seconds that a request may take with its answer, however steadily that drips.
+        headers: Headers of each request to a web server.
 
     Raises:
         StoreError: if credentials are asked for that can't be had.
     """
+    seconds = datetime.timedelta
+    options = _options(allow_http, writing, request_s)
+    backoff = {"init_backoff": seconds(milliseconds=50), "max_backoff": seconds(seconds=1), "base": 2}
+    retry: dict[str, Any] = {
+        "max_retries": 10 if writing else 0,
+        "retry_timeout": seconds(seconds=20),
+        "backoff": backoff,
+    }
+    common: dict[str, Any] = {"client_options": options, "retry_config": retry}
+    prefix = url.prefix or None
+    if url.scheme in ("http", "https", "hf"):
+        base = base or base_url(url)
+        options.update(_guard(base, []) | {"default_headers": headers or {}})
+        return HTTPStore(base, **common)
+    if url.scheme == "gs":
+        endpoint = {"base_url": url.endpoint} if url.endpoint else {}
+        if url.service:  # else it is Google's own
+            metadata = [f"http://{host}" for host in map(os.environ.get, _GOOGLE_METADATA) if host]
+            options.update(_guard(url.service, [_INSTANCES, *_GOOGLE, *metadata]))
+        return GCSStore(url.place, prefix=prefix, **endpoint, **common)  # type: ignore[arg-type]
+    if url.scheme == "az":
+        endpoint = {"endpoint": url.endpoint} if url.endpoint else {}
+        if url.service:  # else it is an emulator
+            fabric = url.service.replace("core.windows.net", "fabric.microsoft.com")
+            options.update(_guard(url.service, [_INSTANCES, fabric, _AUTHORITY, *map(os.environ.get, _AUTHORITIES)]))
+        return AzureStore(url.place, prefix=prefix, **endpoint, **common)  # type: ignore[arg-type]
+    return _s3(url, options, common)
+
+
+def _options(allow_http: bool, writing: bool, request_s: float) -> dict[str, Any]:
+    """Returns what all clients have: time limits and the authorities to trust."""
     seconds = datetime.timedelta
     options: dict[str, Any] = {
         "allow_http": allow_http,
@@ -81,31 +122,7 @@ def make_client(url: Url, base: str = "", *, allow_http: bool, writing: bool, re
             raise StoreError(
                 f"{bundle}: can't be read: {error.strerror}; AWS_CA_BUNDLE or SSL_CERT_FILE names it"
             ) from None
-    backoff = {"init_backoff": seconds(milliseconds=50), "max_backoff": seconds(seconds=1), "base": 2}
-    retry: dict[str, Any] = {
-        "max_retries": 10 if writing else 0,
-        "retry_timeout": seconds(seconds=20),
-        "backoff": backoff,
-    }
-    common: dict[str, Any] = {"client_options": options, "retry_config": retry}
-    prefix = url.prefix or None
-    if url.scheme in ("http", "https"):
-        base = base or base_url(url)
-        options.update(_guard(base, []))
-        return HTTPStore(base, **common)
-    if url.scheme == "gs":
-        endpoint = {"base_url": url.endpoint} if url.endpoint else {}
-        if url.service:  # else it is Google's own
-            metadata = [f"http://{host}" for host in map(os.environ.get, _GOOGLE_METADATA) if host]
-            options.update(_guard(url.service, [_INSTANCES, *_GOOGLE, *metadata]))
-        return GCSStore(url.place, prefix=prefix, **endpoint, **common)  # type: ignore[arg-type]
-    if url.scheme == "az":
-        endpoint = {"endpoint": url.endpoint} if url.endpoint else {}
-        if url.service:  # else it is an emulator
-            fabric = url.service.replace("core.windows.net", "fabric.microsoft.com")
-            options.update(_guard(url.service, [_INSTANCES, fabric, _AUTHORITY, *map(os.environ.get, _AUTHORITIES)]))
-        return AzureStore(url.place, prefix=prefix, **endpoint, **common)  # type: ignore[arg-type]
-    return _s3(url, options, common)
+    return options
 
 
 def _s3(url: Url, options: dict[str, Any], common: dict[str, Any]) -> S3Store:
@@ -148,7 +165,11 @@ def proxy_of(url: str) -> str:
 
 
 def base_url(url: Url) -> str:
-    """Returns the URL to ask a web server, its path percent-encoded as the user typed it."""
+    """Returns the URL to ask a web server or the Hub, its path percent-encoded as the user typed it."""
+    if url.scheme == "hf":
+        repository, revision, path = url.repository()
+        place = f"{url.service or HUB}/datasets/{repository}/resolve/{urllib.parse.quote(revision, safe='')}"
+        return f"{place}/{urllib.parse.quote(path)}".rstrip("/")
     path = urllib.parse.quote(url.prefix, safe="/%~!$&'()*+,;=:@")
     return f"{url.scheme}://{url.place}/{path}"
 

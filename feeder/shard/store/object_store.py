@@ -18,7 +18,7 @@ from obstore.exceptions import BaseError
 from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingError, NotFoundError, StoreError
 from feeder.shard.store.client import REQUEST_S, base_url, make_client
 from feeder.shard.store.fault import Fault, FaultKind, fault_of
-from feeder.shard.store.requests import redirect_of
+from feeder.shard.store.requests import BusyError, redirect_of
 from feeder.shard.store.signed_ranges import SignedRanges
 from feeder.shard.store.store import (
     PIECE_BYTES,
@@ -76,7 +76,9 @@ class ObjectStore:
         self._allow_http = allows_http(url, allow_http)
         self._lock = threading.Lock()
         self._allow_private = allow_private
-        self._is_web = url.scheme in ("http", "https")
+        self._is_web = url.scheme in ("http", "https", "hf")
+        self._redirects_all = url.scheme == "hf"
+        self._headers: dict[str, str] = {}  # for the web server itself, and no other host
         # By the base URL, whether it writes, and the time of a request.
         self._clients: dict[tuple[str, bool, float], Client] = {}
         # Objects that a web server redirects, by key: the base URL of the client to ask, and the key for it.
@@ -302,8 +304,13 @@ class ObjectStore:
                 if len(self._clients) >= _MOST_CLIENTS:  # each redirect may have brought one
                     del self._clients[next(iter(self._clients))]
                 how: Any = {"allow_http": self._allow_http, "writing": writing, "request_s": kind[2]}
-                self._clients[kind] = make_client(self.url, base, **how)
+                self._clients[kind] = make_client(self.url, base, headers=self._headers_for(base), **how)
             return self._clients[kind]
+
+    def _headers_for(self, url: str) -> dict[str, str]:
+        """Returns the headers that a web server may get: those of the store, or none if it is another one."""
+        asked, own = urllib.parse.urlsplit(url), urllib.parse.urlsplit(base_url(self.url))
+        return self._headers if not url or asked[:2] == own[:2] else {}
 
     def _place(self, key: str) -> tuple[Client, str]:
         """Returns the client to ask for an object, and the key for it."""
@@ -320,6 +327,7 @@ class ObjectStore:
             allow_http=self._allow_http,
             allow_private=self._allow_private,
             request_s=self._request_s,
+            headers=self._headers_for(url),
         )
         if found.endswith(f"/{key}") and "?" not in found:  # its client may be the one of others
             self._moved[key] = found.removesuffix(f"/{key}"), key
@@ -342,14 +350,16 @@ class ObjectStore:
         is_refreshed = is_redirected = False
         while True:
             clients = self._clients
+            wait_s = 0.0
             try:
-                if is_redirected:
+                if is_redirected or (self._redirects_all and key not in self._moved):
                     self._follow(key)
                 result = request()
                 self.has_answered = True
                 return result
             except (BaseError, OSError, ValueError) as error:
                 is_short = isinstance(error, ConnectionError)
+                wait_s = error.seconds if isinstance(error, BusyError) else 0.0
                 fault = Fault(FaultKind.TRANSIENT, str(error)) if is_short else fault_of(error, self.url.scheme)
                 if isinstance(error, _PageError):  # a proxy's, which may pass, unless no range has ever come
                     may_pass = self._has_ranges or attempt < _FIRST_PAGES
@@ -386,7 +396,7 @@ class ObjectStore:
                     )
                 redirects = 0
                 pause_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt - 1, 10))
-                time.sleep(pause_s * random.uniform(0.5, 1))
+                time.sleep(wait_s or pause_s * random.uniform(0.5, 1))
             with self._lock:
                 self.retries += 1
 

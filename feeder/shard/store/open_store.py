@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 from feeder.errors import FormatError, NotFoundError, StoreError
 from feeder.shard.store.store import TIMEOUT_S, Store, download, refuse_web_server
@@ -22,7 +23,7 @@ def open_store(
     writes: bool = False,
     allow_private: bool = False,
 ) -> Store:
-    """Opens a store. Nothing is sent yet.
+    """Opens a store. Nothing is sent yet, but to the Hub for a revision that is no commit.
 
     obstore, which it uses, hangs in a process that was forked after its use: open stores only in processes that fork
     nothing afterwards, such as command line tools and the fetcher.
@@ -35,6 +36,7 @@ def open_store(
         allow_private: True to let a web server of the internet redirect to this machine and to private networks.
 
     Raises:
+        NotFoundError: if there is no such repository or revision on the Hub.
         StoreError: if obstore is not installed, the URL is without encryption and that is not allowed, or a web server
             is to be written.
         ArgumentError: as :meth:`Url.parse`.
@@ -51,7 +53,12 @@ def open_store(
     url = Url.parse(url) if isinstance(url, str) else url
     if writes:
         refuse_web_server(url)
-    return ObjectStore(url, allow_http=allow_http, timeout=timeout, allow_private=allow_private)
+    how: dict[str, Any] = {"allow_http": allow_http, "timeout": timeout, "allow_private": allow_private}
+    if url.scheme == "hf":
+        from feeder.shard.store.hub_store import HubStore
+
+        return HubStore(url, **how)
+    return ObjectStore(url, **how)
 
 
 @contextlib.contextmanager

@@ -15,13 +15,25 @@ import urllib.parse
 from feeder.errors import StoreError
 from feeder.shard.store.client import CONNECT_S, STALL_S, proxy_of, tls_context
 
-__all__ = ["Connection", "addresses_of", "answer_of", "private_one", "reason_of", "redirect_of"]
+__all__ = ["BusyError", "Connection", "addresses_of", "answer_of", "private_one", "reason_of", "redirect_of"]
 
 _SAFE = "/%~!$&'()*+,;=:@?#[]"  # in a URL, what is not to be percent-encoded
 Connection = http.client.HTTPConnection
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # Site-local ones, those of a network's own translation to IPv4, and former ways to write IPv4's.
 _LOCAL = [ipaddress.ip_network(each) for each in ("fec0::/10", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")]
+
+
+class BusyError(ConnectionError):
+    """A server that asks for fewer requests.
+
+    Attributes:
+        seconds: The time to wait, as its Retry-After says.
+    """
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"429: it asks to wait for {seconds} s")
+        self.seconds = seconds
 
 
 def answer_of(
@@ -44,7 +56,9 @@ def answer_of(
         raise
 
 
-def redirect_of(url: str, shown: str, *, allow_http: bool, allow_private: bool, request_s: float) -> str:
+def redirect_of(
+    url: str, shown: str, *, allow_http: bool, allow_private: bool, request_s: float, headers: dict[str, str]
+) -> str:
     """Returns the URL that a web server redirects to; the same one if it does not. See Note [Redirects].
 
     Args:
@@ -53,19 +67,24 @@ def redirect_of(url: str, shown: str, *, allow_http: bool, allow_private: bool, 
         allow_http: True to be redirected to http without encryption.
         allow_private: True to be redirected from the internet to this machine and to private networks.
         request_s: Seconds that the request may take.
+        headers: Headers that this host may get.
 
     Raises:
         StoreError: if it redirects to where that is not allowed.
+        BusyError: if it asks to be left alone for a while.
         ConnectionError: if it does not answer, or there is no such host: the next attempt may succeed.
     """
     try:
         parts, addresses, port = _resolved(url)
         connection = _connection(parts, addresses, port)
-        headers = {"Range": "bytes=0-0", "Accept-Encoding": "identity"}
+        headers = {"Range": "bytes=0-0", "Accept-Encoding": "identity"} | headers
         with contextlib.closing(connection):
             _, response = answer_of(connection, parts._replace(scheme="", netloc="").geturl(), headers, request_s)
             location = response.getheader("Location") if 300 <= response.status < 400 else None
+            seconds = response.getheader("Retry-After", "") if response.status == 429 else ""
             response.close()
+        if seconds.isdecimal():
+            raise BusyError(int(seconds))
         if not location:
             return url
 
@@ -80,6 +99,8 @@ def redirect_of(url: str, shown: str, *, allow_http: bool, allow_private: bool, 
         raise
     except ValueError:
         raise StoreError(f"{shown}: redirects to what is not a URL") from None
+    except BusyError:
+        raise
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionError(reason_of(error)) from None
     if private is not None and not allow_private and private_one(addresses) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.store.url import Url
+from feeder.system.files import default_cache
 
 __all__ = [
     "PIECE_BYTES",
@@ -20,6 +22,7 @@ __all__ = [
     "allows_http",
     "download",
     "entry_of",
+    "hub_folder",
     "quoted_etag",
     "refuse_web_server",
 ]
@@ -160,6 +163,18 @@ class Store(Protocol):
         """
 
 
+def hub_folder(url: Url) -> str:
+    """Returns the folder of the cache for what is made of a commit on the Hub: its listing, and indexes of its tars,
+    by their paths in the repository.
+
+    Args:
+        url: An hf URL, whose revision is a commit.
+    """
+    repository, commit, _ = url.repository()
+    place = hashlib.sha256(f"{url.service}|{repository}@{commit}".encode()).hexdigest()[:16]
+    return os.path.join(default_cache(), "hub", f"{repository.replace('/', '--')}-{place}")
+
+
 def entry_of(store: Store, key: str) -> Entry | None:
     """Returns the entry of an object; None if there is none."""
     try:
@@ -222,5 +237,5 @@ def refuse_web_server(url: Url) -> None:
     Raises:
         StoreError: if it is a web server.
     """
-    if url.scheme in ("http", "https"):
+    if url.scheme in ("http", "https", "hf"):
         raise StoreError(f"{url}: a web server is only read; write to s3://, gs:// or az://")

@@ -11,18 +11,20 @@ from feeder.errors import ArgumentError
 
 __all__ = ["Url", "check_key", "is_remote", "local_path", "shown_place"]
 
-_SCHEMES = ("s3", "gs", "az", "http", "https")
+_SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _MISTYPED = re.compile(rf"({'|'.join(_SCHEMES)}):/", re.IGNORECASE)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?")
 _ADDRESS = re.compile(r"(\[.*\]|[0-9.]+)(:[0-9]*)?")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
+_REPOSITORY = re.compile(r"([A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96})(?:@([^/]+))?(?:/(.+))?\Z")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}")
 # In the order in which AWS's own tools and obstore take them.
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "hf": ("HF_ENDPOINT",),
 }
 _ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
 
@@ -58,8 +60,8 @@ class Url:
     """The place of a set, a folder or an object in a store.
 
     Attributes:
-        scheme: "s3", "gs", "az", "http" or "https".
-        place: The bucket; for http(s) the host, with a port if there is one.
+        scheme: "s3", "gs", "az", "hf", "http" or "https".
+        place: The bucket; for http(s) the host, with a port if there is one; for hf "datasets".
         prefix: The path in it, without slashes at its ends; may be empty.
         region: Region of the bucket; empty for the environment's.
         endpoint: Base URL of the service; empty for the scheme's own.
@@ -76,8 +78,9 @@ class Url:
         """Reads a URL that a user typed.
 
         Args:
-            text: For example "s3://bucket/sets/imagenet?region=eu-west-1", "gs://bucket/set", "az://container/set" or
-                "https://host/set". The query takes ``region`` and ``endpoint``, except in http(s) URLs.
+            text: For example "s3://bucket/sets/imagenet?region=eu-west-1", "gs://bucket/set", "az://container/set",
+                "hf://datasets/org/name@main/data" or "https://host/set". The query takes ``region`` and ``endpoint``,
+                except in hf and http(s) URLs.
 
         Raises:
             ArgumentError: if it is not such a URL, or holds a secret.
@@ -90,7 +93,7 @@ class Url:
                 start = scheme.partition(":")[0]
                 shown = f"{start}:..." if start in _SCHEMES else "..."
             raise ArgumentError(
-                f"{shown}: expected a URL that starts with s3://, gs://, az:// or https://, or a local path"
+                f"{shown}: expected a URL that starts with s3://, gs://, az://, hf:// or https://, or a local path"
             )
         rest, _, query = rest.partition("?")
         place, _, path = rest.partition("/")
@@ -114,6 +117,11 @@ class Url:
             place = place.lower()
         path = path.strip("/")
         check_key(path, shown) if path else None
+        if scheme == "hf" and not (place == "datasets" and _REPOSITORY.match(path)):
+            raise ArgumentError(
+                f"{shown}/{path}: expected a dataset's repository, hf://datasets/ORG/NAME, with @REVISION and a path "
+                "after it where needed"
+            )
         if scheme in ("http", "https") and "#" in path:
             raise ArgumentError(f"{shown}/{path.partition('#')[0]}: a URL of a set has no fragment (#...)")
         if scheme in ("http", "https") and {".", ".."} & set(urllib.parse.unquote(path).split("/")):
@@ -141,6 +149,12 @@ class Url:
         if not endpoint and self.scheme == "az" and (account := _first_set(_ACCOUNTS)):
             return f"https://{account}.blob.core.windows.net"
         return endpoint.rstrip("/")
+
+    def repository(self) -> tuple[str, str, str]:
+        """Returns repository, revision and path of an hf URL; the revision is "main" where none is named."""
+        found = _REPOSITORY.match(self.prefix)
+        assert found is not None
+        return found[1], urllib.parse.unquote(found[2] or "main"), found[3] or ""
 
     def anywhere(self) -> Url:
         """Returns the URL with what the environment adds to it, for processes that may have another environment."""

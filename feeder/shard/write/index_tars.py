@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import logging
 import os
+import re
 import tempfile
 import zlib
 from dataclasses import dataclass
@@ -21,7 +24,8 @@ from feeder.shard.source.remote import RemoteSource, list_objects, named_objects
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tars import TAR_SUFFIXES, is_tar, open_stored_tars, open_tars
-from feeder.shard.store.store import refuse_web_server
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import entry_of, hub_folder, refuse_web_server
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.encode import EncodeOptions, Encoder
 from feeder.shard.write.set_copy import SetCopy
@@ -29,7 +33,10 @@ from feeder.shard.write.set_writer import index_path, own_suffix, write_set
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["IndexSummary", "index_tars"]
+__all__ = ["IndexSummary", "hub_header", "index_tars"]
+
+
+_logger = logging.getLogger("feeder")
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,10 @@ def index_tars(
     """
     progress = progress or Progress()
     if is_remote(pattern):
-        refuse_web_server(Url.parse(split_url(pattern)[0].partition("{")[0].partition("*")[0]))
+        url = Url.parse(split_url(pattern)[0].partition("{")[0].partition("*")[0])
+        if url.scheme == "hf":
+            return _index_hub(open_store(pattern).url, image_field, columns, progress)
+        refuse_web_server(url)
         with tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
             stored = _stored_tars(pattern, image_field, columns, copies)
             place = stored.store.url.joined(INDEX_NAME) if out is None else Url.parse(out)
@@ -97,6 +107,52 @@ def index_tars(
     if names[0].startswith(".."):
         raise ShardError(f"{path}: must lie in {source.root}, or above it, as shards are named relative to the index")
     return _index(source, names, path, SetCopy(folder, folder), progress)
+
+
+def hub_header(pattern: str) -> str:
+    """Returns the URL of the header of a set on the Hub, at a commit; tars that have none get one, in the cache.
+
+    Args:
+        pattern: The URL of the set's folder or its header, or of a folder of tars, a tar or a pattern of tars.
+
+    Raises:
+        SourceError: if it is none of these.
+        StoreError: if the Hub can't be read.
+    """
+    url = open_store(pattern).url
+    if url.name.endswith(".bin"):
+        return str(url)
+    place, name = _hub_place(url)
+    if entry_of(open_store(place), name) is None:
+        _logger.info("%s: its tars are read once, for an index that stays in the cache", url)
+        _index_hub(url, None, None, Progress())
+    return str(place.joined(name))
+
+
+def _hub_place(url: Url) -> tuple[Url, str]:
+    """Returns the folder of tars on the Hub, and the name of their header."""
+    if source_kind(str(url)) == "prefix":
+        return url, INDEX_NAME
+    if "*" in url.parent().prefix or "{" in url.parent().prefix:
+        raise SourceError(f"{url}: a pattern of tars may stand in the last part only, as in data/train-*.tar")
+    return url.parent(), re.sub(r"[^A-Za-z0-9._-]", "_", url.name) + ".bin"
+
+
+def _index_hub(tars: Url, image_field: str | None, columns: ManifestColumns | None, progress: Progress) -> IndexSummary:
+    """Makes the index of tars at a commit, in the cache: of several processes one does, for which the others wait."""
+    place, name = _hub_place(tars)
+    folder = os.path.join(hub_folder(place), place.repository()[2])
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = os.path.join(folder, name)
+    with open(f"{path}.lock", "wb") as lock, tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(path):
+            index = open_index(path)
+            return IndexSummary(str(place.joined(name)), index.shard_count, len(index), [])
+        stored = _stored_tars(str(tars), image_field, columns, copies)
+        names = [f"{_below(stored.store.url, place)}{entry.key}" for entry in stored.objects()]
+        found = _index(stored, names, path, SetCopy(folder, str(place)), progress)
+    return dataclasses.replace(found, path=str(place.joined(name)))
 
 
 def _stored_tars(pattern: str, image_field: str | None, columns: ManifestColumns | None, copies: str) -> RemoteSource:

@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.shard.cache.cached_sets import cached_sets, trim
-    from feeder.shard.cache.places import default_cache
+    from feeder.system.files import default_cache
 
     cache = arguments.cache or default_cache()
     freed = None if arguments.trim is None else trim(cache, arguments.trim)

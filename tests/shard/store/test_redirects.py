@@ -172,7 +172,7 @@ def test_redirects_are_followed_from_host_to_host_and_come_to_an_end(servers: _S
 def test_a_redirect_to_what_is_no_url_of_a_web_server_is_refused(servers: _Servers, location: str) -> None:
     servers.public.answers["/x"] = location
     with pytest.raises(StoreError, match=r"^SHOWN: redirects to what is .*not? .*URL"):
-        redirect_of(f"{servers.public.url}/x", "SHOWN", allow_http=True, allow_private=False, request_s=5)
+        redirect_of(f"{servers.public.url}/x", "SHOWN", allow_http=True, allow_private=False, request_s=5, headers={})
 
 
 def test_a_server_of_a_private_network_redirects_within_it_unless_the_internet_lies_between(

@@ -1,0 +1,270 @@
+"""Datasets on the Hugging Face Hub, against a stand-in of its API: the real one was never asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import feeder
+from feeder import transforms as T
+from feeder.errors import ArgumentError, NotFoundError, SourceError, StoreError
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import Store
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.sharding import shard
+from tests.support.documents import block
+from tests.support.hub_server import TOKEN, HubServer
+from tests.support.images import encode, pixels
+from tests.support.ranks import run_ranks
+from tests.support.remote import without_proxies
+from tests.support.remote_sets import end_fetchers, make_set
+from tests.support.tls import write_certificates
+
+RECIPE = [T.Resize((32, 32))]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority and its certificates, which huggingface_hub reads once a process."""
+    folder = tmp_path_factory.mktemp("certificates")
+    write_certificates(folder, folder / "authority.pem")
+    return folder
+
+
+@pytest.fixture
+def hub(certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub, to which the environment leads, with caches of the test's own."""
+    without_proxies(monkeypatch)
+    server = HubServer(certificates, "org/name")
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "AWS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    found = {"HF_ENDPOINT": server.endpoint, "SSL_CERT_FILE": certificates / "authority.pem"}
+    for name, value in (found | {"XDG_CACHE_HOME": tmp_path / "cache", "HF_HOME": tmp_path / "hf"}).items():
+        monkeypatch.setenv(name, str(value))
+    with end_fetchers(tmp_path):
+        yield server
+    server.close()
+
+
+def _tar(first: int, samples: int = 4) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for number in range(first, first + samples):
+            for name, content in (("jpg", encode(pixels(number, 64, 48))), ("cls", b"%d" % (number % 3))):
+                info = tarfile.TarInfo(f"{number:03d}.{name}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+TARS = {"data/train-000.tar": _tar(0), "data/train-001.tar": _tar(4), "data/val-000.tar": _tar(8), "README.md": b"# It"}
+
+
+def _labels(path: str) -> list[int]:
+    dataset = feeder.ShardDataset(path, RECIPE)
+    return [dataset[k][1] for k in range(len(dataset))]
+
+
+def test_tars_load_after_one_listing_and_resume_at_their_commit(hub: HubServer) -> None:
+    commit = hub.push(TARS)
+    url = "hf://datasets/org/name/data/train-*.tar"
+
+    dataset = feeder.ShardDataset(url, RECIPE)
+    assert dataset.reader.place == f"hf://datasets/org/name@{commit}/data"
+    assert [dataset[k][1] for k in range(len(dataset))] == [k % 3 for k in range(8)]
+    loader = feeder.DataLoader(dataset, batch_size=2, shuffle="full", seed=1, num_workers=0)
+    first = [labels.tolist() for _, labels in loader]
+    again = feeder.DataLoader(feeder.ShardDataset(url, RECIPE), batch_size=2, shuffle="full", seed=1, num_workers=0)
+    batches = iter(again)
+    next(batches)
+    state = again.state_dict()
+    del batches
+
+    hub.push({"data/train-000.tar": _tar(20)})
+    at_commit = url.replace("name/", f"name@{commit}/")
+    resumed = feeder.DataLoader(
+        feeder.ShardDataset(at_commit, RECIPE), batch_size=2, shuffle="full", seed=1, num_workers=0
+    )
+    resumed.load_state_dict(state)
+    assert [labels.tolist() for _, labels in resumed] == first[1:]
+    assert sum("blobs" in path for path, _ in hub.asked) == 1
+    assert len(feeder.ShardDataset(url, RECIPE)) == 4
+
+
+def test_a_folder_and_a_pattern_have_an_index_each(hub: HubServer) -> None:
+    hub.push(TARS)
+    assert len(_labels("hf://datasets/org/name/data")) == 12
+    assert len(_labels("hf://datasets/org/name/data/train-{000..001}.tar")) == 8
+    assert len(_labels("hf://datasets/org/name@main/data/val-000.tar")) == 4
+
+
+def test_a_set_of_feeder_in_a_repository_needs_no_index(hub: HubServer, tmp_path: Path) -> None:
+    folder = make_set(tmp_path, shards=2)
+    hub.push({f"sets/{path.name}": path.read_bytes() for path in folder.iterdir() if path.is_file()})
+    dataset = feeder.ShardDataset("hf://datasets/org/name/sets", RECIPE)
+    local = feeder.ShardDataset(folder, RECIPE)
+    assert len(dataset) == len(local)
+    assert [dataset[k][1] for k in range(len(dataset))] == [local[k][1] for k in range(len(local))]
+    assert not list((tmp_path / "cache/feeder/hub").rglob("*.bin"))
+
+
+_OPEN = """
+import sys, json, feeder
+print(json.dumps(len(feeder.ShardDataset(json.loads(sys.argv[1])))))
+"""
+
+
+def test_of_several_processes_one_makes_the_index(hub: HubServer) -> None:
+    commit = hub.push(TARS)
+    url = f"hf://datasets/org/name@{commit}/data"
+    assert run_ranks(_OPEN, [url] * 3) == [12] * 3
+    before = len(hub.fetched)
+    assert len(feeder.ShardDataset(url, RECIPE)) == 12
+    assert len(hub.fetched) == before
+
+
+def test_busy_answers_and_expired_links_are_waited_out(hub: HubServer) -> None:
+    hub.push(TARS)
+    hub.busy = 3
+    store = open_store("hf://datasets/org/name/data")
+    hub.busy, hub.expired = 2, 1
+    assert bytes(store.get("val-000.tar", 0, 512)) == TARS["data/val-000.tar"][:512]
+    hub.expired = 3
+    assert bytes(store.get("val-000.tar", 512, 1024)) == TARS["data/val-000.tar"][512:1024]
+    assert b"".join(store.pieces("val-000.tar", 0, 2048)) == TARS["data/val-000.tar"][:2048]
+
+
+def test_a_gated_dataset_gives_its_token_to_the_hub_alone(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push(TARS | {"small.txt": b"from the hub itself"})
+    hub.is_gated = True
+    with pytest.raises(StoreError, match="is gated: set HF_TOKEN or run `hf auth login`"):
+        feeder.ShardDataset("hf://datasets/org/name/data", RECIPE)
+
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    dataset = feeder.ShardDataset("hf://datasets/org/name/data", RECIPE)
+    assert len(dataset) == 12
+    assert bytes(open_store("hf://datasets/org/name").get("small.txt")) == b"from the hub itself"
+    assert {token for _, token in hub.fetched} == {None}
+    loader = feeder.DataLoader(dataset, batch_size=4, num_workers=0)
+    shown = repr(loader.state_dict()) + repr(dataset) + repr(pickle.dumps(dataset))
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert TOKEN not in shown
+    assert kept
+    assert all(TOKEN.encode() not in path.read_bytes() for path in kept)
+    folders = [path for path in (tmp_path / "cache/feeder").iterdir() if path.name != "hub"]
+    folders += (tmp_path / "cache/feeder/hub").iterdir()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
+
+    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
+    with pytest.raises(StoreError, match="HF_TOKEN") as refused:
+        open_store(dataset.reader.place).get("val-000.tar", 0, 512)
+    assert "somebody" not in str(refused.value)
+
+
+def test_without_encryption_the_token_stays_here(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_ENDPOINT", hub.plain_endpoint)
+    with pytest.raises(StoreError, match="is without encryption"):
+        open_store("hf://datasets/org/name")
+    hub.push(TARS)
+    open_store("hf://datasets/org/name", allow_http=True)
+    assert hub.asked == [("/api/datasets/org/name/revision/main", None)]
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("hf://datasets/org", ArgumentError, "expected a dataset's repository, hf://datasets/ORG/NAME"),
+        ("hf://models/org/name", ArgumentError, "expected a dataset's repository"),
+        ("hf://datasets/org/name@main/../x", ArgumentError, "is not the name of an object"),
+        ("hf://datasets/org/other", NotFoundError, "there is no such dataset, or it is private: set HF_TOKEN"),
+        ("hf://datasets/org/name@v9", NotFoundError, "has no revision 'v9'"),
+        ("hf://datasets/org/name/none", SourceError, "holds no object"),
+        ("hf://datasets/org/name/*/train-000.tar", SourceError, "may stand in the last part only"),
+        ("hf://datasets/org/name/data/no-*.tar", SourceError, "names no object"),
+    ],
+)
+def test_what_is_not_there_is_said(hub: HubServer, url: str, error: type[Exception], message: str) -> None:
+    hub.push(TARS)
+    with pytest.raises(error, match=message):
+        feeder.ShardDataset(url, RECIPE)
+
+
+def test_offline_the_hubs_own_cache_serves(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = hub.push(TARS)
+    folder = tmp_path / "hf/hub/datasets--org--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs/main").write_text(commit)
+    place = folder / "snapshots" / commit / "data"
+    place.mkdir(parents=True)
+    (place / "val-000.tar").write_bytes(TARS["data/val-000.tar"])
+
+    def read() -> tuple[bytes, str]:
+        store: Store = open_store("hf://datasets/org/name/data")
+        with pytest.raises(StoreError, match="HF_HUB_OFFLINE is set: download it before") as refused:
+            store.get("train-000.tar", 0, 10)
+        return bytes(store.get("val-000.tar", 0, 512)), str(refused.value)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf/hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert read()[0] == TARS["data/val-000.tar"][:512]
+    assert hub.asked == []
+
+
+def test_parquet_files_are_sharded_with_their_class_names(hub: HubServer, tmp_path: Path) -> None:
+    features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    schema = pyarrow.schema(
+        [
+            ("image", pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])),
+            ("label", pyarrow.int64()),
+        ],
+        metadata={"huggingface": json.dumps({"info": {"features": features}})},
+    )
+    files = {}
+    for k in range(2):
+        rows = [{"image": {"bytes": encode(pixels(3 * k + n)), "path": f"{n}.jpg"}, "label": n % 2} for n in range(3)]
+        data = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), data)
+        files[f"data/train-{k:05d}-of-00002.parquet"] = data.getvalue()
+    hub.push(files)
+    shard("hf://datasets/org/name/data/train-*.parquet", str(tmp_path / "set"))
+    dataset = feeder.ShardDataset(tmp_path / "set", RECIPE)
+    assert dataset.classes == ["cat", "dog"]
+    assert len(dataset) == 6
+
+
+def test_folders_of_images_are_sharded(hub: HubServer, tmp_path: Path) -> None:
+    hub.push(
+        {f"images/{name}/{k}.jpg": encode(pixels(k)) for name in ("a", "b") for k in range(3)} | {"README.md": b"x"}
+    )
+    shard("hf://datasets/org/name/images", str(tmp_path / "set"))
+    dataset = feeder.ShardDataset(tmp_path / "set", RECIPE)
+    assert (len(dataset), dataset.classes) == (6, ["a", "b"])
+
+
+def test_an_index_is_made_on_request(hub: HubServer) -> None:
+    commit = hub.push(TARS)
+    made = index_tars("hf://datasets/org/name/data")
+    assert (made.path, made.samples) == (f"hf://datasets/org/name@{commit}/data/index.bin", 12)
+    before = len(hub.fetched)
+    assert len(feeder.ShardDataset("hf://datasets/org/name/data", RECIPE)) == 12
+    assert len(hub.fetched) == before
+
+
+def test_the_example_of_the_docs_runs(hub: HubServer) -> None:
+    hub.push(TARS)
+    code = block("docs/remote.md", "hf://datasets").replace("num_workers=8", "num_workers=0")
+    seen: list[int] = []
+    exec(code, {"train_step": lambda images, labels: seen.extend(labels.tolist())})
+    assert sorted(seen) == sorted(k % 3 for k in range(8))
