@@ -27,11 +27,11 @@ STATEMENTS = {
     "order": 1_210,
     "service": 1_595,
     "shard": 8_325,
-    "system": 700,
-    "tools": 5_480,
+    "system": 690,
+    "tools": 4_975,
     "transforms": 2_435,
 }
-TOKENS = 470_800
+TOKENS = 463_330
 OWN_PARAMETERS = 15
 DENSE = 17
 
