@@ -183,10 +183,9 @@ def test_a_measurement_interrupted_before_feeder_was_measured_is_interrupted(
 
 def test_only_what_would_help_is_advised(tree: Path, shards: Path) -> None:
     found: dict[str, Any] = {"bottleneck": {"2": "decode"}, "kind": "shards", "usable_cores": 4}
-    gain: dict[str, Any] = {"encodings": {"seekable": {}}}
-    assert limit_of(found | gain, "2") == "decoding: more workers, or seekable shards (feeder shard)"
     assert limit_of(found, "2") == "decoding: more workers"
     assert limit_of({**found, "usable_cores": 2}, "2") == "decoding: more cores"
+    assert limit_of({**found, "kind": "folder"}, "2") == "decoding: more workers, or shards in place of files"
     found["bottleneck"] = {"2": "read"}
     assert limit_of(found, "2") == "reading: a faster disk"
     assert limit_of({**found, "kind": "folder"}, "2") == "reading: a faster disk, or shards in place of files"
@@ -243,7 +242,7 @@ def test_images_that_feeder_or_pillow_cannot_decode_end_the_measurement(tmp_path
         (("bench", "x", "--workers", "1;2"), "not a list of numbers"),
         (("bench", "x", "--workers", "1,1"), "workers must be different numbers"),
         (("bench", "x", "--json", "/proc/x.json"), "/proc/x.json: can't be written"),
-        (("bench", "x", "--html", "/dev/null/x.html"), "/dev/null/x.html: can't be written"),
+        (("bench", "x", "--json", "/dev/null/x.json"), "/dev/null/x.json: can't be written"),
     ],
 )
 def test_wrong_usage_is_named_before_anything_runs(

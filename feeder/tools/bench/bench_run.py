@@ -23,7 +23,6 @@ from feeder.tools.bench.bench_options import SETTLE, BenchOptions, RivalTask, de
 from feeder.tools.bench.images import is_packed_set
 from feeder.tools.bench.result_file import spread
 from feeder.tools.bench.rivals import RIVALS
-from feeder.tools.encoding_gain import encoding_gains
 from feeder.tools.presets import is_shards, open_dataset, preset
 
 __all__ = ["CHECK_LEVELS", "throughput"]
@@ -60,7 +59,6 @@ def throughput(
         - by rival and number of workers, every repeat: :data:`MEASURES`, and ratio (of images/s to torch's in the turn)
         - by rival: startup_s (from starting the process to the first batch, with the most workers)
         - for feeder, by number of workers: stages_ms and bottleneck
-        - ``encodings``: :class:`feeder.tools.encoding_gain.EncodingGain` of each that would gain; none in stores
         - after a KeyboardInterrupt, once feeder has run: ``interrupted``, the turn; ``options`` are what was measured
 
     Raises:
@@ -84,7 +82,6 @@ def throughput(
 
     measured = _measure(task, runs, startup, absent, note)
     done = {name: runs[name] for name in runs if name not in absent}
-    gains = [] if is_remote(path) else encoding_gains(dataset)
     return {
         "dataset": Url.parse(path).name if is_remote(path) else os.path.basename(os.path.abspath(path)),
         "kind": "shards" if is_shards(path) else "folder",
@@ -95,7 +92,6 @@ def throughput(
         "absent": {rival.title(): absent[name] for name, rival in RIVALS.items() if name in absent},
         **({} if measured is options else {"interrupted": f"in turn {measured.repeats} of {options.repeats}"}),
         **_figures(done, startup, measured.workers),
-        "encodings": {gain.encoding: asdict(gain) for gain in gains},
     }
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from feeder.system.text import count
-from feeder.tools.encoding_gain import EncodingGain
 from feeder.tools.presets import describe
 from feeder.tools.terminal import table, wrap
 
@@ -45,7 +44,6 @@ def render(result: Mapping[str, Any]) -> str:
         parts += ["", f"feeder's workers, ms per image: {shares}"]
     if limit := limit_of(result, most):
         parts.append(f"limit: {limit}")
-    parts += [str(EncodingGain(**gain)) for gain in result.get("encodings", {}).values()]
 
     if "interrupted" in result:
         parts.append(f"interrupted {result['interrupted']}: medians of the runs until then")
@@ -76,13 +74,11 @@ def _counts(result: Mapping[str, Any]) -> list[int]:
 
 def limit_of(result: Mapping[str, Any], count: str) -> str | None:
     """Returns feeder's limit with a number of workers, and what would help on these images and this machine."""
-    stage = result["bottleneck"].get(count) or ""
-    if stage == "decode":
-        more = ["more workers"] * (int(count) < result.get("usable_cores", math.inf))
-        more += ["seekable shards (feeder shard)"] * ("seekable" in result.get("encodings", {}))
-        return f"decoding: {', or '.join(more) or 'more cores'}"
-    shards = ", or shards in place of files" if stage == "read" and result["kind"] == "folder" else ""
-    return f"{_LIMITS[stage]}{shards}" if stage in _LIMITS else None
+    more = "more workers" if int(count) < result.get("usable_cores", math.inf) else "more cores"
+    stage = result["bottleneck"].get(count)
+    limit = {**_LIMITS, "decode": f"decoding: {more}"}.get(stage)
+    is_of_files = result["kind"] == "folder" and stage in ("read", "decode")
+    return f"{limit}, or shards in place of files" if is_of_files else limit
 
 
 def _stages(result: Mapping[str, Any], count: str) -> dict[str, float]:

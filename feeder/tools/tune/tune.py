@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from feeder.dataset.base import FeederDataset
 from feeder.dataset.subset import as_feeder, is_feeders
 from feeder.decoders.registry import Dali, available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
@@ -21,7 +20,6 @@ from feeder.loader.service_options import Service
 from feeder.loader.trial import run, step_rate
 from feeder.system.cores import cores
 from feeder.system.memory import available_bytes
-from feeder.tools.encoding_gain import encoding_gains
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.tune.nodes import NodeAdvice, measure_service, nodes_that_pay
 from feeder.tools.tune.report import Budget, Tuning
@@ -148,7 +146,7 @@ def _search(
     step: Callable[[Any], Any] | None,
     note: Callable[[str], None],
 ) -> Outcome:
-    """Measures settings until one is chosen, and notes what another encoding would gain.
+    """Measures settings until one is chosen.
 
     Raises:
         ArgumentError: if none can be run.
@@ -170,12 +168,9 @@ def _search(
         lambda stage, point: note(f"{stage}: {point.setting}: {point.runs[-1].images_per_s:,.0f} images/s"),
     ).run()
 
-    chosen = outcome.chosen
-    if chosen is None and not outcome.interrupted:
+    if outcome.chosen is None and not outcome.interrupted:
         problems = "; ".join(dict.fromkeys(point.problem or "" for point in outcome.points))
         raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or use smaller batches")
-    if chosen is not None and chosen.setting.backend == "cpu" and isinstance(origin.dataset, FeederDataset):
-        outcome.notes += map(str, encoding_gains(origin.dataset))
     return outcome
 
 
