@@ -42,13 +42,11 @@ class _Source:
     Attributes:
         make: Makes a loader from a setting's arguments.
         arguments: The caller's own arguments for the call to paste.
-        dataset: The dataset.
         backends: Decode backends to try; empty where feeder's fast path does not run.
     """
 
     make: Callable[..., Any]
     arguments: dict[str, Any]
-    dataset: Any
     backends: tuple[str, ...]
 
     def keywords(self, setting: Setting) -> dict[str, Any]:
@@ -242,7 +240,7 @@ def _source(data: Any, arguments: dict[str, Any], service: Service | None) -> tu
             raise ArgumentError(f"{name} must be {least} or more, got {getattr(baseline, name)}")
     if service is not None and not backends:
         raise ArgumentError("service= is for feeder's datasets, which this is not; leave it out")
-    return _Source(make, rest, dataset, backends), baseline
+    return _Source(make, rest, backends), baseline
 
 
 def _backends(recipe: Recipe | Views) -> tuple[str, ...]:
