@@ -28,10 +28,10 @@ STATEMENTS = {
     "service": 1_595,
     "shard": 8_325,
     "system": 690,
-    "tools": 4_815,
+    "tools": 4_745,
     "transforms": 2_435,
 }
-TOKENS = 460_870
+TOKENS = 459_950
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -16,12 +16,10 @@ from feeder.decoders.registry import Dali, available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import DEFAULT_PREFETCH, WorkerOptions
-from feeder.loader.service_options import Service
 from feeder.loader.trial import run, step_rate
 from feeder.system.cores import cores
 from feeder.system.memory import available_bytes
 from feeder.tools.thresholds import NOTICEABLE_GAIN
-from feeder.tools.tune.nodes import NodeAdvice, measure_service, nodes_that_pay
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Outcome, Search, Space
 from feeder.tools.tune.setting import Setting
@@ -29,9 +27,6 @@ from feeder.transforms import Recipe, Views
 
 __all__ = ["tune"]
 
-_ON_NODES = ("cpu", "pillow")  # backends of workers
-_SERVICE_SHARE = 0.1  # of the search's time that a service runs, after it
-_LEAST_S = 1.0
 _TUNED = ("backend", "num_workers", "persistent_workers", "prefetch_factor")
 
 
@@ -103,19 +98,15 @@ def tune(
         note: Called with a line about each run.
         arguments: Arguments of :class:`feeder.DataLoader`. The tuned ones among them are the present
             setting, with which the result is compared; the default is torch's, no workers. A ``backend`` other than
-            "auto" is kept, as another one may change pixels. With ``service`` the search is for local workers, and
-            the result says how many nodes of that input service pay, and whether any do.
+            "auto" is kept, as another one may change pixels.
 
     Raises:
         ArgumentError: for an argument out of range, more cpus than the process may use, or a dataset without a batch.
         FeederError: if loading fails.
-        ServiceError: if no server of ``service`` is there.
     """
     started = time.monotonic()
-    service = arguments.pop("service", None)
-    service = Service(service) if isinstance(service, str) else service
     budget = _budget(target, cpus, memory_bytes, seconds)
-    origin, baseline = _source(dataset, arguments, service)
+    origin, baseline = _source(dataset, arguments)
     alone = None if step is None else step_rate(step, origin.loader(baseline), 1.0)
     if alone is not None:
         note(f"the step alone: {alone:,.0f} images/s")
@@ -131,7 +122,6 @@ def tune(
         keywords=None if outcome.chosen is None else origin.keywords(outcome.chosen.setting),
         arguments=origin.arguments,
         seconds=time.monotonic() - started,
-        nodes=_nodes(service, origin, outcome, budget, alone if target is None else target),
     )
 
 
@@ -172,23 +162,6 @@ def _search(
     return outcome
 
 
-def _nodes(
-    service: Service | None, origin: _Source, outcome: Outcome, budget: Budget, goal: float | None
-) -> NodeAdvice | None:
-    """Returns the advice on an input service's nodes, which it measures on the loader's work; None without one."""
-    chosen = outcome.chosen
-    if service is None or chosen is None or outcome.interrupted:
-        return None
-
-    backend = next((name for name in origin.backends if name in _ON_NODES), "auto")
-    given = {"service": dataclasses.replace(service, only=True), "backend": backend, "num_workers": 0}
-    given["on_error"] = origin.arguments.get("on_error", "skip")
-    run_s = max(_LEAST_S, budget.seconds * _SERVICE_SHARE)
-    rates = measure_service(service.name, lambda: run(origin.make(**given), run_s))
-    idle = max(0, budget.cpus - chosen.setting.cores)
-    return nodes_that_pay(chosen.rate, chosen.setting.cores, idle, goal, rates)
-
-
 def _budget(target: float | None, cpus: int | None, memory_bytes: int | None, seconds: float) -> Budget:
     machine = cores()
     if target is not None and not (target > 0 and math.isfinite(target)):
@@ -208,10 +181,13 @@ def _budget(target: float | None, cpus: int | None, memory_bytes: int | None, se
     return Budget(machine.usable if cpus is None else cpus, machine, memory, seconds)
 
 
-def _source(data: Any, arguments: dict[str, Any], service: Service | None) -> tuple[_Source, Setting]:
+def _source(data: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     """Returns the source of loaders and the present setting."""
     if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
         raise ArgumentError(f"tune() takes a dataset, and the loader's other arguments; got {type(data).__name__}")
+    if "service" in arguments:
+        raise ArgumentError("tune() measures this machine's workers, and no input service; leave service= out")
+
     unless_given = {"seed": 0} if is_feeders(data) else {}
     rest = {name: value for name, value in arguments.items() if name not in _TUNED or isinstance(value, Dali)}
 
@@ -238,8 +214,6 @@ def _source(data: Any, arguments: dict[str, Any], service: Service | None) -> tu
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if getattr(baseline, name) < least:
             raise ArgumentError(f"{name} must be {least} or more, got {getattr(baseline, name)}")
-    if service is not None and not backends:
-        raise ArgumentError("service= is for feeder's datasets, which this is not; leave it out")
     return _Source(make, rest, backends), baseline
 
 
