@@ -28,10 +28,10 @@ STATEMENTS = {
     "service": 1_595,
     "shard": 8_325,
     "system": 690,
-    "tools": 4_705,
+    "tools": 4_675,
     "transforms": 2_435,
 }
-TOKENS = 459_240
+TOKENS = 458_750
 OWN_PARAMETERS = 15
 DENSE = 17
 

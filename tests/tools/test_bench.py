@@ -29,8 +29,6 @@ from feeder.tools.bench.show import limit_of, render
 from feeder.tools.cli import main
 from feeder.tools.terminal import table
 from tests.support.images import encode, make_tree, pixels
-from tests.support.remote import Bucket
-from tests.support.remote_sets import end_fetchers, make_set, upload
 
 
 def quiet(line: str) -> None:
@@ -368,19 +366,6 @@ def test_tables_line_up() -> None:
     ]
 
 
-@pytest.mark.slow
-def test_a_set_in_a_store_is_measured_by_feeder_alone_and_in_the_cache_that_was_named(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "unused"))
-    url, cache = upload(bucket, make_set(tmp_path, shards=4)), tmp_path / "cache"
-    short = ("--workers=1", "--seconds=0.1", "--repeats=1", "--batch-size=4", "-q", f"--json={tmp_path / 'found.json'}")
-    with end_fetchers(tmp_path):
-        assert main(["bench", url, *short, "--cache-dir", str(cache), "--cache-bytes", "5MB"]) == 0
-        assert list(cache.glob("*/*.tar"))
-    assert not (tmp_path / "unused").exists()
-    result = json.loads((tmp_path / "found.json").read_text())
-    assert (result["options"]["cache_bytes"], "cache_dir" in result["options"]) == (5_000_000, False)
-    assert (result["dataset"], result["kind"], result["images"]) == ("set", "shards", 16)
-    assert list(result["images_per_s"]) == ["feeder"]
-    assert set(result["absent"].values()) == {"reads local files only"}
+def test_a_set_in_a_store_is_refused_by_name() -> None:
+    with pytest.raises(ArgumentError, match="s3://bucket/set: the rivals read local files alone"):
+        throughput("s3://bucket/set", BenchOptions(), note=quiet)

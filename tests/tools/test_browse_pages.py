@@ -143,8 +143,6 @@ def test_a_person_turns_from_batch_to_batch(page: Page) -> None:
     page.keyboard.press("ArrowLeft")
     expect(page.get_by_role("heading", name="Batch 0 of epoch 0")).to_be_visible()
     expect(page.get_by_text("in place of sample 2")).to_have_count(0)
-    samples.first.click()
-    expect(page.get_by_role("heading", name="By two backends")).to_be_visible()
 
 
 def test_a_person_sees_masks_and_boxes_and_the_image_without_them(page: Page) -> None:

@@ -21,24 +21,29 @@ _LIMITS = {
 
 def render(result: Mapping[str, Any]) -> str:
     """Returns a result of :func:`feeder.tools.bench.bench_run.throughput` as tables for a terminal of 80 columns."""
-    counts = _counts(result)
+    options = result["options"]
+    counts = sorted(options["workers"])
     most = str(counts[-1])
+    work = describe(options["preset"], options["dtype"], options["image_size"])
+    runs = f"{count(options['repeats'], 'run')} of {options['seconds']:g} s in turn"
+    held = f"{count(result['images'], 'image')}, batches of {options['batch_size']}, {runs}; medians"
+
     head = [["", "images/s", "min", "max", "ratio", "CPU ms", "first s", "MiB"]]
     for name, rates in result["images_per_s"].items():
         cells = [f"{rates[most][k]:,.0f}" for k in ("median", "min", "max")]
         for measure in ("ratio", "cpu_ms_per_image", "first_batch_s"):
             cells.append(f"{result[measure][name][most]['median']:.2f}" if measure in result else "-")
         head.append([name, *cells, f"{result['pss_mib'][name][most]['median']:,.0f}"])
-    parts = [_work(result), f"{_held(result)}; medians", "", _workers(most), table(head)]
+    parts = [work, held, "", count(int(most), "worker"), table(head)]
 
     if len(counts) > 1:
         shown = counts if len(counts) <= 7 else [*counts[:3], *counts[-4:]]
         rows = [["images/s by workers", *map(str, shown)]]
         for name, rates in result["images_per_s"].items():
-            rows.append([name, *(f"{rates[str(count)]['median']:,.0f}" for count in shown)])
+            rows.append([name, *(f"{rates[str(number)]['median']:,.0f}" for number in shown)])
         parts += ["", table(rows)]
 
-    if stages := _stages(result, most):
+    if stages := {stage: values["median"] for stage, values in result["stages_ms"].get(most, {}).items()}:
         total = sum(stages.values()) or 1.0
         shares = ", ".join(f"{stage} {ms:.2f} ({100 * ms / total:.0f}%)" for stage, ms in stages.items())
         parts += ["", f"feeder's workers, ms per image: {shares}"]
@@ -53,25 +58,6 @@ def render(result: Mapping[str, Any]) -> str:
     return "\n".join(line if "\n" in line else "\n".join(wrap(line)) for line in parts)
 
 
-def _work(result: Mapping[str, Any]) -> str:
-    options = result["options"]
-    return describe(options["preset"], options["dtype"], options["image_size"])
-
-
-def _held(result: Mapping[str, Any]) -> str:
-    options = result["options"]
-    runs = f"{count(options['repeats'], 'run')} of {options['seconds']:g} s in turn"
-    return f"{count(result['images'], 'image')}, batches of {options['batch_size']}, {runs}"
-
-
-def _workers(number: str) -> str:
-    return count(int(number), "worker")
-
-
-def _counts(result: Mapping[str, Any]) -> list[int]:
-    return sorted(result["options"]["workers"])
-
-
 def limit_of(result: Mapping[str, Any], count: str) -> str | None:
     """Returns feeder's limit with a number of workers, and what would help on these images and this machine."""
     more = "more workers" if int(count) < result.get("usable_cores", math.inf) else "more cores"
@@ -79,7 +65,3 @@ def limit_of(result: Mapping[str, Any], count: str) -> str | None:
     limit = {**_LIMITS, "decode": f"decoding: {more}"}.get(stage)
     is_of_files = result["kind"] == "folder" and stage in ("read", "decode")
     return f"{limit}, or shards in place of files" if is_of_files else limit
-
-
-def _stages(result: Mapping[str, Any], count: str) -> dict[str, float]:
-    return {stage: values["median"] for stage, values in result["stages_ms"].get(count, {}).items()}

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from feeder.system.text import say
-from feeder.tools.commands.common import EXIT_INTERRUPTED, add_cache, add_work, noting
+from feeder.tools.commands.common import EXIT_INTERRUPTED, add_work, noting
 
 __all__ = ["add", "run"]
 
@@ -18,23 +18,19 @@ def add(commands: Any) -> None:
         examples=(
             "feeder bench images-shards --folder ./images",
             "feeder bench images-shards --workers 4,8 --json bench.json",
-            "feeder bench s3://my-bucket/train --cache-dir /scratch/cache",
         ),
         help="compare feeder with torch's DataLoader, webdataset and DALI",
         description="Measures feeder and, where they are installed, torch's DataLoader with Pillow, webdataset and "
         "DALI in turn, on the same images with the same preprocessing, after checking that their pixels agree.",
     )
 
-    command.add_argument(
-        "dir", metavar="DIR", help="shard set, also as a URL, or folder with a subfolder for each class"
-    )
+    command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
     command.add_argument(
         "--folder",
         metavar="DIR",
         help="the same images as single files, for torch's loader, and for DALI in place of packed ones (default: DIR)",
     )
     add_work(command)
-    add_cache(command)
 
     command.add_argument(
         "--workers",
