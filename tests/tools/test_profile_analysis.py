@@ -64,7 +64,7 @@ def extend(
 
 def process(*loaders: LoaderRecord, cores: float = 0, gpu: float | None = None) -> ProcessRecord:
     end = max((loader.batches[-1].got_ns for loader in loaders), default=MS)
-    reading = {} if gpu is None else {0: gpu}
+    reading: dict[int, float | None] = {} if gpu is None else {0: gpu}
     samples = [Sample(at, cores / 2, cores / 2, reading) for at in range(MS, end + 1, max(1, end // 20))]
     return ProcessRecord(0, end, list(loaders), samples)
 

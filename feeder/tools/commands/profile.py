@@ -11,7 +11,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "profile",
-        examples=("feeder profile train.py --epochs 1           # its own arguments come last",),
+        examples=(
+            "feeder profile train.py --epochs 1           # its own arguments come last",
+            "feeder profile examples/train.py images-shards",
+        ),
         help="run a training script and tell how long it waits for data, and why",
         description="Runs a script as it is, with torch's or feeder's DataLoader, measures its loaders and steps, the "
         "processors and the GPU, and prints a summary to stderr. Options after the script are its own. Ctrl-C ends the "
