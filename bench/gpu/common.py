@@ -391,8 +391,8 @@ if __name__ == "__main__":
 
 
 def current_gpu_busy() -> Callable[[], float | None]:
-    """Returns a function that returns ``busy`` of :class:`feeder.system.nvml.GpuSample` for the current GPU; None
-    without one, and before CUDA is initialized."""
+    """Returns a function that returns :meth:`feeder.system.nvml.Nvml.busy` of the current GPU; None without one, and
+    before CUDA is initialized."""
     found: list[tuple[Nvml, Gpu] | None] = []
 
     def look() -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gpu", "GpuSample", "Nvml", "gpu_of", "open_nvml"]
+__all__ = ["Gpu", "Nvml", "gpu_of", "open_nvml"]
 
 _WORD_BITS = 64
 
@@ -33,23 +33,6 @@ class Gpu:
     pcie_width: int | None
     pcie_width_max: int | None
     compute: tuple[int, int] | None
-
-
-@dataclass(frozen=True)
-class GpuSample:
-    """A GPU's use at one moment; None for figures that it does not report.
-
-    Args:
-        busy: Share of the time since NVML's last sample in which a kernel ran, 0-1.
-        memory_bytes: Memory in use.
-        received_bytes_s: PCIe traffic to the GPU, bytes per second.
-        sent_bytes_s: PCIe traffic from the GPU, bytes per second.
-    """
-
-    busy: float | None
-    memory_bytes: int | None
-    received_bytes_s: int | None
-    sent_bytes_s: int | None
 
 
 class Nvml:
@@ -81,18 +64,8 @@ class Nvml:
             found += match[:1]
         return found
 
-    def sample(self, gpu: Gpu) -> GpuSample:
-        """Takes a sample of a GPU. It takes about 40 ms, for which NVML counts PCIe traffic."""
-        nvml, handle = self._nvml, self._handles[gpu.index]
-        return GpuSample(
-            busy=self.busy(gpu),
-            memory_bytes=self._try(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
-            received_bytes_s=self._traffic(handle, nvml.NVML_PCIE_UTIL_RX_BYTES),
-            sent_bytes_s=self._traffic(handle, nvml.NVML_PCIE_UTIL_TX_BYTES),
-        )
-
     def busy(self, gpu: Gpu) -> float | None:
-        """Returns ``busy`` of :class:`GpuSample` alone, at negligible cost."""
+        """Returns the share of the time since NVML's last sample in which a kernel ran, 0-1; None if unknown."""
         rates = self._try(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handles[gpu.index]).gpu)
         return None if rates is None else rates / 100
 
@@ -108,10 +81,6 @@ class Nvml:
     def close(self) -> None:
         """Closes the library."""
         self._try(self._nvml.nvmlShutdown)
-
-    def _traffic(self, handle: Any, counter: int) -> int | None:
-        kilobytes = self._try(lambda: self._nvml.nvmlDeviceGetPcieThroughput(handle, counter))
-        return None if kilobytes is None else 1000 * int(kilobytes)
 
     def _gpu(self, index: int, handle: Any) -> Gpu:
         nvml = self._nvml

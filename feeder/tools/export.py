@@ -69,7 +69,7 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
     with SetCopy.of(path) as copy:
         index = copy.index()
         index.check()
-        write = _into_store(out) if is_remote(out) else _into_folder(local_path(out))
+        write: Callable[[str, bytes], object] = _into_store(out) if is_remote(out) else _into_folder(local_path(out))
         add_codebooks(index.codebooks)
         ids = [_exported_ids(index, number) for number in range(index.shard_count)]
         renamed = _renamed(index, np.concatenate([np.empty(0, np.int64), *ids]))
@@ -158,16 +158,13 @@ def _into_folder(out: str) -> Callable[[str, bytes], None]:
     return write
 
 
-def _into_store(out: str) -> Callable[[str, bytes], None]:
+def _into_store(out: str) -> Callable[[str, bytes], object]:
     """Returns a function that writes an object below a URL, by its name and bytes; for any thread."""
     store = open_store(out, writes=True)
     if next(store.list(), None) is not None:
         raise ShardError(f"{store.url}: is not empty; choose another --out")
 
-    def write(name: str, data: bytes) -> None:
-        store.put(name, data)
-
-    return write
+    return store.put
 
 
 def _read(index: SetIndex, i: int) -> bytes:

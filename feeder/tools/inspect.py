@@ -12,9 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decoders.packed import codebook_id
-from feeder.order.lanes import Lanes
-from feeder.order.sample_order import Order, Shuffle, Window
-from feeder.order.split import Split
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.set_index import SetIndex, field_name
@@ -22,14 +19,12 @@ from feeder.shard.write.set_copy import SetCopy
 from feeder.system.text import count, printable
 from feeder.tools.terminal import size, table, wrap
 
-__all__ = ["Report", "batch_scores", "inspect", "open_set", "render"]
+__all__ = ["Report", "inspect", "open_set", "render"]
 
 _PERCENTILES = (0, 5, 50, 95, 100)
 _HISTOGRAM_ROWS = 10
-_RANKS, _BATCH = 8, 256
 _BAR = 24
 DIGITS = 12  # binary, of counted numbers: the lengths of any number of images take little memory
-_SCORED_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -49,8 +44,6 @@ class Report:
         image_bytes, width_px, height_px: minimum, 5 %, median, 95 %, maximum.
         codebooks: Ids of the codebooks of its packed images.
         taken_down: Number of samples that were taken down, in whose places others stand.
-        batch_scores: Scores of each way to shuffle, by its name, for 8 ranks with batches of 256; empty for a set with
-            too few samples.
     """
 
     path: str
@@ -67,7 +60,6 @@ class Report:
     image_bytes: list[int]
     width_px: list[int]
     height_px: list[int]
-    batch_scores: dict[str, BatchScores]
     codebooks: list[str] = field(default_factory=list)
     taken_down: int = 0
 
@@ -115,7 +107,6 @@ def inspect(place: str | SetCopy) -> Report:
         image_bytes=found.length.percentiles(),
         width_px=found.width.percentiles(),
         height_px=found.height.percentiles(),
-        batch_scores=_scores_by_shuffle(index),
         codebooks=[codebook_id(codebook).hex() for codebook in index.codebooks],
         taken_down=index.header.info.taken_down,
     )
@@ -139,15 +130,6 @@ def render(report: Report) -> str:
         lines.append(
             _listed("  settings    ", [printable(f"{k}={v}") for k, v in report.settings.items() if v is not None])
         )
-
-    if report.batch_scores:
-        head = f"  distance of a batch's samples (a full shuffle is 1), {_RANKS} ranks x {_BATCH}"
-        heads = ["shuffle", "a rank's batch", "all ranks'", "shards of a rank"]
-        scored = [
-            [name, f"{scores.rank:.2f}", f"{scores.job:.2f}", f"{100 * scores.shards:.3g} %"]
-            for name, scores in report.batch_scores.items()
-        ]
-        lines += ["", head, indent(table([heads, *scored]), "  ")]
 
     rows = {"image bytes": report.image_bytes, "width, px": report.width_px, "height, px": report.height_px}
     cells = [[name, *(f"{value:,}" for value in row)] for name, row in rows.items()]
@@ -248,20 +230,6 @@ def _count(counts: collections.Counter[int], values: npt.NDArray[Any]) -> None:
         counts[value] += rows
 
 
-def _scores_by_shuffle(index: SetIndex) -> dict[str, BatchScores]:
-    """Returns the scores of each way to shuffle, if a step of all ranks is less than a part of the set."""
-    counts = np.asarray(index.shard_counts())
-    if len(index) <= _RANKS * _BATCH:
-        return {}
-    ways: dict[str, Shuffle] = {
-        "shuffle=True": True,
-        f"Window({Window().samples})": Window(),
-        f"Lanes({Lanes().count})": Lanes(block=_BATCH),
-    }
-    sizes = counts[counts > 0]
-    return {name: batch_scores(Order(len(index), 0, way, sizes), _BATCH, _RANKS) for name, way in ways.items()}
-
-
 def _histogram(classes: list[tuple[str, int]]) -> list[str]:
     """Returns a line for each class; for the largest and smallest ones only if there are too many."""
     ranked = sorted(classes, key=lambda item: -item[1])
@@ -286,44 +254,3 @@ def _listed(label: str, items: list[str]) -> str:
     """Returns a label and its items, with line breaks only between items."""
     text = ", ".join(item.replace(" ", "\xa0") for item in items)
     return "\n".join(wrap(text, first=label, indent=" " * len(label))).replace("\xa0", " ")
-
-
-@dataclass(frozen=True)
-class BatchScores:
-    """Scores of a shuffle for a number of ranks.
-
-    Attributes:
-        rank: Mean distance at which two samples of a rank's batch are stored, relative to that of any two samples: 1 is
-            as good as a full shuffle, 0 is the stored order. Batch normalization sees a rank's batch.
-        job: The same for the batches of all ranks together, from which a step's gradient is.
-        shards: Share of the shards that a rank reads from in an epoch, 0-1.
-    """
-
-    rank: float
-    job: float
-    shards: float
-
-
-def batch_scores(order: Order, batch_size: int, world_size: int, epoch: int = 0) -> BatchScores:
-    """Measures an epoch at 16 of its steps.
-
-    Args:
-        order: The order, of at least two samples for each rank.
-        batch_size: Samples in a rank's batch, 2 or more.
-        world_size: Number of ranks.
-        epoch: 0 to 2**32-1.
-    """
-    splits = [Split(order.samples, batch_size, rank, world_size) for rank in range(world_size)]
-    steps = np.unique(np.linspace(0, max(0, len(splits[0]) - 2), _SCORED_STEPS).astype(np.int64)).tolist()
-    batches = [[order.ids(epoch, split.positions(step)) for split in splits] for step in steps]
-    usual = (order.samples + 1) / 3
-    rank = float(np.mean([_distance(batch) for ranks in batches for batch in ranks])) / usual
-    job = float(np.mean([_distance(np.concatenate(ranks)) for ranks in batches])) / usual
-    shards = 1.0 if order.lanes is None else order.lanes.share(batch_size, 0, world_size)
-    return BatchScores(round(rank, 4), round(job, 4), round(shards, 4))
-
-
-def _distance(ids: npt.NDArray[np.int64]) -> float:
-    """Returns the mean distance of two of these numbers, int64 [N], two or more."""
-    ranks = 2 * np.arange(len(ids)) - len(ids) + 1
-    return float(2 * (np.sort(ids) * ranks).sum() / (len(ids) * (len(ids) - 1)))

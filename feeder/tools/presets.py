@@ -74,8 +74,6 @@ def open_dataset(
     version: int | None = None,
     *,
     targets: Sequence[str] = (),
-    cache_dir: str | None = None,
-    cache_bytes: int | None = None,
 ) -> FeederDataset:
     """Opens the dataset at a path: a shard set, or a folder with a subfolder for each class.
 
@@ -84,7 +82,7 @@ def open_dataset(
     Args:
         path: The path, or a set's URL.
         transform: The recipe.
-        exif_orientation, cache_dir, cache_bytes: See :class:`feeder.ShardDataset`.
+        exif_orientation: See :class:`feeder.ShardDataset`.
         version: Number of the set's version; None: the newest.
         targets: Names of members such as "seg.png", whose files in a folder are no samples. They are not read.
 
@@ -107,8 +105,8 @@ def open_dataset(
             return FeederDataset(reader, transform, ())
         return FolderDataset(path, transform, exif_orientation=exif_orientation)
 
-    options: dict[str, Any] = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "version": version}
+    options: dict[str, Any] = {"exif_orientation": exif_orientation, "version": version}
     try:
-        return ShardDataset(path, transform, exif_orientation=exif_orientation, **options)
+        return ShardDataset(path, transform, **options)
     except ArgumentError:
-        return ShardDataset(path, transform, exif_orientation=exif_orientation, labels=False, **options)
+        return ShardDataset(path, transform, labels=False, **options)

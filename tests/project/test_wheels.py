@@ -77,7 +77,6 @@ def test_a_wheel_without_a_licence_is_refused(tmp_path: Path) -> None:
     [
         "feeder/tools/browse/templates/set.html",
         "feeder/tools/browse/static/htmx.min.js",
-        "feeder/tools/html/report.css",
         "feeder/py.typed",
         "feeder/decoders/gpu/__init__.py",
     ],

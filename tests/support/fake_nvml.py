@@ -8,7 +8,6 @@ __all__ = ["install"]
 
 _CODE = """
 from types import SimpleNamespace as Found
-NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 1
 class NVMLError(Exception): pass
 def nvmlInit(): pass
 def nvmlShutdown(): pass
@@ -18,7 +17,7 @@ def nvmlDeviceGetCount(): return 2
 def nvmlDeviceGetHandleByIndex(index): return index
 def nvmlDeviceGetName(handle): return "Paper GPU"
 def nvmlDeviceGetUUID(handle): return f"GPU-{handle}0000000"
-def nvmlDeviceGetMemoryInfo(handle): return Found(total=16 << 30, used=3 << 30)
+def nvmlDeviceGetMemoryInfo(handle): return Found(total=16 << 30)
 def nvmlDeviceGetCurrPcieLinkWidth(handle): return 4 if handle == 0 else 16
 def nvmlDeviceGetMaxPcieLinkWidth(handle): return 16
 def nvmlDeviceGetCudaComputeCapability(handle): raise NVMLError("not supported")
@@ -26,7 +25,6 @@ def nvmlDeviceGetUtilizationRates(handle): return Found(gpu=35)
 def nvmlDeviceGetCpuAffinity(handle, words):
     if handle: raise NVMLError("not supported")
     return [0b1111, 1]
-def nvmlDeviceGetPcieThroughput(handle, counter): return 2000 + counter
 """
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from feeder.system.files import atomic_file
+from feeder.errors import ArgumentError
+from feeder.system.files import atomic_file, check_writable, write_text
 
 
 def test_a_file_gets_its_name_between_the_fsync_of_its_bytes_and_that_of_its_folder(
@@ -59,3 +61,23 @@ def test_two_writers_of_one_path_do_not_write_into_one_file(tmp_path: Path) -> N
         second.write(b"second, longer")
     assert path.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_report_replaces_what_was_there_or_leaves_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "report.json"
+    check_writable(str(path))
+    assert write_text(str(path), "one") == str(path)
+    check_writable(str(path))
+    write_text(str(path), "two")
+    assert path.read_text() == "two"
+    assert os.listdir(path.parent) == ["report.json"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "report.json", tmp_path):
+        for check in (check_writable, lambda p: write_text(p, "x")):
+            with pytest.raises(ArgumentError, match=re.escape(f"{path}: can't be written")):
+                check(str(path))
+    assert write_text("/dev/null", "x") == "/dev/null"
+    assert not os.path.isfile("/dev/null")

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import re
-import shutil
 import signal
 import socket
 import struct
@@ -131,7 +130,7 @@ def test_a_server_is_called_by_its_names_and_addresses_alone(
 
 
 def test_pages_load_nothing_from_elsewhere(page: TestClient) -> None:
-    for path in ("/", "/samples", "/sample/0", "/batch", "/rejected"):
+    for path in ("/", "/samples", "/sample/0", "/batch"):
         answer = page.get(path)
         assert answer.status_code == 200
         assert answer.headers["content-security-policy"].startswith("default-src 'none';")
@@ -146,14 +145,6 @@ def test_set_at_a_glance(page: TestClient) -> None:
     assert re.findall(r'label=(\d)"><bdi>(class-\d)</bdi></a></td><td>(\d+)', text) == [
         (str(label), f"class-{label}", "10") for label in range(3)
     ]
-    assert 'href="/rejected"' in text
-
-
-def test_rejected_files_are_shown_with_reasons_and_as_text(page: TestClient) -> None:
-    text = page.get("/rejected").text
-    assert "class-0/a.jpg" in text
-    assert "<script>alert" not in text
-    assert "<script>alert(1)<script>.jpg" in unescape(text)
 
 
 def test_grid_turns_through_each_sample_once(tmp_path: Path) -> None:
@@ -282,7 +273,6 @@ def test_kinds_that_nothing_tells_are_not_shown(tmp_path: Path) -> None:
     text = page.get("/").text
     assert "0 without a label" in text
     assert not re.search(r"\d (with an orientation|with a side|of more than)", text)
-    assert "rejected" not in text
     assert ids(page.get("/samples?kind=small").text) == []
 
 
@@ -304,34 +294,6 @@ def test_targets_that_are_missing_count_as_without_a_label(tmp_path: Path) -> No
     page = client(tmp_path / "set")
     assert 'kind=unlabelled">1 without a label' in page.get("/").text
     assert ids(page.get("/samples?kind=unlabelled").text) == [1]
-
-
-@pytest.mark.parametrize(
-    ("remove", "lists"),
-    [
-        ([], "class-0/a.jpg"),
-        (["rejected.jsonl"], "2, and rejected.jsonl, which names them, is missing."),
-        (["manifest.json"], "class-0/a.jpg"),
-        (["manifest.json", "rejected.jsonl"], "Not known"),
-    ],
-)
-def test_rejected_files_are_not_said_to_be_none_where_that_is_not_known(
-    remove: list[str], lists: str, shards: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(shards, tmp_path / "set")
-    for name in remove:
-        (tmp_path / "set" / name).unlink()
-    assert lists in client(tmp_path / "set").get("/rejected").text
-
-
-def test_a_damaged_manifest_is_told(shards: Path, tmp_path: Path) -> None:
-    shutil.copytree(shards, tmp_path / "set")
-    (tmp_path / "set/manifest.json").write_bytes(b"{")
-    page = client(tmp_path / "set")
-    assert page.get("/").status_code == 200
-    answer = page.get("/rejected")
-    assert answer.status_code == 400
-    assert "manifest.json: " in answer.text
 
 
 def indexed(folder: Path, *members: tuple[str, bytes]) -> Path:
@@ -549,27 +511,6 @@ def test_crops_of_a_sample_are_those_of_the_epochs(shards: Path, page: TestClien
         assert np.array_equal(shown.transpose(2, 0, 1), batch[0][row].numpy())
 
 
-def test_backends_side_by_side(page: TestClient) -> None:
-    at = "/compared/4?seed=0&epoch=0"
-    ours, theirs, between = (
-        picture(page.get(at + "".join(f"&backend={each}" for each in backends)).content).astype(int)
-        for backends in (["cpu"], ["pillow"], ["cpu", "pillow"])
-    )
-    assert np.array_equal(between, (128 + 16 * (ours - theirs)).clip(0, 255))
-    assert page.get(at + "&backend=other").status_code == 400
-
-
-def test_a_batch_by_two_backends_has_each_image_three_times(page: TestClient) -> None:
-    at = {"seed": 5, "epoch": 2, "step": 1, "batch_size": 8}
-    text = page.get("/batch", params={**at, "compared": "on"}).text
-    first, *_ = ids(text)
-    assert unescape(text).count(f'"/compared/{first}?seed=5&epoch=2') == 3
-    assert "&compared" in unescape(re.findall(r'rel="next" href="([^"]*)"', text)[0])
-    assert "/step-image" not in text
-    shown = picture(page.get(f"/compared/{first}?seed=5&epoch=2&backend=cpu").content)
-    assert np.array_equal(shown, picture(page.get("/step-image", params={**at, "row": 0}).content))
-
-
 def test_batches_of_a_saved_state(shards: Path) -> None:
     dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
     loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9)
@@ -597,29 +538,18 @@ def test_batches_and_crops_of_a_saved_state_with_turned_photos(exif_orientation:
 
 
 @pytest.mark.parametrize(
-    ("options", "backends"),
-    [
-        ({"backend": "cpu", "fidelity": "exact"}, ("cpu", "pillow")),
-        ({"backend": "cpu", "fidelity": "draft"}, ("cpu", "pillow")),
-        ({"backend": "pillow"}, ("pillow", "cpu")),
-    ],
+    "options", [{"backend": "cpu", "fidelity": "exact"}, {"backend": "cpu", "fidelity": "draft"}, {"backend": "pillow"}]
 )
-def test_crops_of_a_saved_state_are_those_of_its_batches(
-    options: dict, backends: tuple[str, str], tmp_path: Path
-) -> None:
+def test_crops_of_a_saved_state_are_those_of_its_batches(options: dict, tmp_path: Path) -> None:
     (tmp_path / "images/a").mkdir(parents=True)
     for seed in range(4):
         pixels(seed, 120, 100).save(tmp_path / f"images/a/{seed}.jpg", quality=95)
     dataset = feeder.FolderDataset(tmp_path / "images", [RandomResizedCrop(16, (0.8, 1))])
     ((images, _),) = loader = feeder.DataLoader(dataset, batch_size=4, seed=9, **options)
     page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
-    batch, sample = (unescape(page.get(place).text) for place in ("/batch?epoch=0&compared=on", "/sample/0?epoch=0"))
     for row in range(4):
-        pair = [f"/compared/{row}?seed=9&epoch=0&view=0&backend={each}" for each in backends]
-        own = picture(page.get(pair[0]).content).transpose(2, 0, 1)
-        assert np.array_equal(own, images[row])
-        assert np.array_equal(picture(page.get(f"/crop/{row}?seed=9&epoch=0").content).transpose(2, 0, 1), own)
-        assert all(place in batch and (place in sample) == (row == 0) for place in pair)
+        shown = picture(page.get(f"/crop/{row}?seed=9&epoch=0").content).transpose(2, 0, 1)
+        assert np.array_equal(shown, images[row])
 
 
 @pytest.mark.parametrize("op", [SanitizeBoundingBoxes(), SanitizeKeyPoints()], ids=repr)
@@ -649,7 +579,6 @@ def test_mixed_batches_of_a_saved_state(shards: Path) -> None:
     at = {"seed": 9, "epoch": 0, "step": 3, "batch_size": 4}
     shown = [picture(page.get("/step-image", params={**at, "row": row}).content) for row in range(4)]
     assert torch.equal(torch.as_tensor(np.stack(shown)).permute(0, 3, 1, 2), batches[3][0])
-    assert "before the batch is mixed" in page.get("/batch", params={**at, "compared": "on"}).text
     assert "Before it is mixed with others" in page.get("/sample/0").text
 
 
@@ -676,14 +605,10 @@ def test_every_view_is_shown(shards: Path) -> None:
     ((images, _),) = loader
     page = client(shards, state=json.loads(json.dumps(loader.state_dict())))
     text = page.get("/sample/4?epoch=0").text
-    batch = page.get("/batch", params={"epoch": 0, "compared": "on"}).text
     for view in range(3):
-        at: dict[str, int | str] = {"seed": 9, "epoch": 0, "view": view, "backend": "pillow"}
-        for place in ("/crop/4", "/compared/4"):
-            shown = picture(page.get(place, params=at).content)
-            assert np.array_equal(shown.transpose(2, 0, 1), images[view][4])
-            assert f"{place}?seed=9&epoch=0&view={view}" in unescape(text)
-        assert f"/compared/4?seed=9&epoch=0&view={view}" in unescape(batch)
+        place = f"/crop/4?seed=9&epoch=0&view={view}"
+        assert np.array_equal(picture(page.get(place).content).transpose(2, 0, 1), images[view][4])
+        assert place in unescape(text)
     assert page.get("/crop/4?view=3").status_code == 400
 
 

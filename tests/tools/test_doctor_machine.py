@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from feeder.errors import ArgumentError
-from feeder.system.nvml import GpuSample, Nvml, open_nvml
+from feeder.system.nvml import Nvml, open_nvml
 from feeder.system.versions import PILLOW_SIMD
 from feeder.tools.doctor import Finding, check_machine, render
 from feeder.tools.doctor.packages import Driver, check_packages, driver_of
@@ -262,7 +262,7 @@ def test_nvml_is_read_and_absence_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     assert isinstance(nvml, Nvml)
     assert driver_of(nvml) == Driver("535.104.05", (12, 2))
-    assert nvml.sample(nvml.gpus[0]) == GpuSample(0.35, 3 << 30, 2_001_000, 2_000_000)
+    assert nvml.busy(nvml.gpus[0]) == 0.35
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert [f.level for f in check_gpus(nvml, "535")] == ["ok"]
     assert [g.index for g in nvml.visible({"CUDA_VISIBLE_DEVICES": "GPU-1000,0"})] == [1, 0]

@@ -12,8 +12,6 @@ import pytest
 
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.shard.format.index_builder import IndexBuilder
-from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
@@ -34,7 +32,6 @@ from tests.support.shard_sets import (
     change_samples,
     damage_row,
     shard_entries,
-    write_rows,
     write_tar,
 )
 
@@ -245,20 +242,6 @@ def test_a_folder_without_an_index_says_what_to_do(tmp_path: Path) -> None:
         inspect(str(tmp_path))
     with pytest.raises(FormatError, match="feeder shard"):
         inspect(str(tmp_path / "missing"))
-
-
-def test_shuffles_are_scored_for_one_rank_and_all(tmp_path: Path) -> None:
-    builder = IndexBuilder()
-    for i in range(40_000):
-        row = {"label": -1, "width": 1, "height": 1, "orientation": 1, "source_bytes": 1, "crc32": 0}
-        builder.add(key=b"k", path=b"p", field="jpg", offset=i, length=1, members=[], **row)  # type: ignore[arg-type]
-    write_rows(builder, tmp_path / "index.bin", ShardEntry("x.tar", 40_000))
-    with_shards = inspect(str(tmp_path))
-    assert list(with_shards.batch_scores) == ["shuffle=True", "Window(8192)", "Lanes(64)"]
-    assert with_shards.batch_scores["shuffle=True"].shards == 1.0
-    text = render(with_shards)
-    assert re.search(r"shuffle=True +1\.0\d +1\.0\d +100 %\n", text)
-    assert max(map(len, text.splitlines()[1:])) <= 80
 
 
 # Tars that others wrote

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import enum
-import functools
 import hashlib
 import json
 import os
@@ -224,7 +223,9 @@ class Source:
         for number, container in enumerate(self.containers):
             if container.path.startswith(inside):
                 with open(container.path, "rb", opener=open_regular) as file:
-                    found[number] = self.table.move_parts(number, functools.partial(_pread, file.fileno()))
+                    found[number] = self.table.move_parts(
+                        number, lambda offset, length: os.pread(file.fileno(), length, offset)
+                    )
                 self.containers[number] = Container("", len(found[number]), 0)
         return found
 
@@ -316,10 +317,6 @@ class Source:
             raise MemoryError(f"{path}: not enough memory for {place}") from None
         except OSError as error:  # an error of a descriptor has no file name
             raise OSError(error.errno, error.strerror, path) from None
-
-
-def _pread(descriptor: int, offset: int, length: int) -> bytes:
-    return os.pread(descriptor, length, offset)
 
 
 def _changed(path: str, expected: str, found: str) -> SourceError:

@@ -28,7 +28,6 @@ class BenchOptions:
         repeats: Number of runs of each rival, in turn.
         backend: feeder's decode backend.
         peers: True to measure the other loaders too; False for feeder alone, and the reference that checks it.
-        cache_dir, cache_bytes: Cache of a set in a store, see :class:`feeder.ShardDataset`.
     """
 
     preset: str = "train"
@@ -40,8 +39,6 @@ class BenchOptions:
     repeats: int = 5
     backend: str = "auto"
     peers: bool = True
-    cache_dir: str | None = None
-    cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         preset(self.preset, self.dtype, self.image_size)  # checks the three

@@ -14,7 +14,7 @@ from typing import IO, Any, TypeAlias
 
 import numpy as np
 
-from feeder.errors import BackendError, FeederError
+from feeder.errors import ArgumentError, BackendError, FeederError
 from feeder.shard.store.url import Url, is_remote
 from feeder.system.child_python import child_python
 from feeder.system.cores import cores
@@ -23,7 +23,6 @@ from feeder.tools.bench.bench_options import SETTLE, BenchOptions, RivalTask, de
 from feeder.tools.bench.images import is_packed_set
 from feeder.tools.bench.result_file import spread
 from feeder.tools.bench.rivals import RIVALS
-from feeder.tools.encoding_gain import encoding_gains
 from feeder.tools.presets import is_shards, open_dataset, preset
 
 __all__ = ["CHECK_LEVELS", "throughput"]
@@ -48,7 +47,7 @@ def throughput(
     """Measures feeder and its rivals on given images, in turn, at each number of workers.
 
     Args:
-        path: A shard set, also as a URL, or a class-per-folder tree.
+        path: A local shard set, or a class-per-folder tree.
         options: The options.
         folder: Folder from which torch's loader, and in place of packed images also DALI, read the same images as
             single files; None for ``path``.
@@ -60,15 +59,17 @@ def throughput(
         - by rival and number of workers, every repeat: :data:`MEASURES`, and ratio (of images/s to torch's in the turn)
         - by rival: startup_s (from starting the process to the first batch, with the most workers)
         - for feeder, by number of workers: stages_ms and bottleneck
-        - ``encodings``: :class:`feeder.tools.encoding_gain.EncodingGain` of each that would gain; none in stores
         - after a KeyboardInterrupt, once feeder has run: ``interrupted``, the turn; ``options`` are what was measured
 
     Raises:
+        ArgumentError: if the images are in a store.
         BackendError: if feeder can't run, or its pixels differ from Pillow's.
         FormatError, SourceError: if the images can't be opened.
     """
     recipe = preset(options.preset, options.dtype, options.image_size)
-    dataset = open_dataset(path, recipe, cache_dir=options.cache_dir, cache_bytes=options.cache_bytes)
+    if is_remote(path):
+        raise ArgumentError(f"{Url.parse(path)}: the rivals read local files alone; give a copy of the set on a disk")
+    dataset = open_dataset(path, recipe)
     workers = options.workers or default_workers()
     options = replace(options, workers=workers, batch_size=min(options.batch_size, len(dataset)))
     task = RivalTask(path, folder, options, 0)
@@ -84,18 +85,16 @@ def throughput(
 
     measured = _measure(task, runs, startup, absent, note)
     done = {name: runs[name] for name in runs if name not in absent}
-    gains = [] if is_remote(path) else encoding_gains(dataset)
     return {
-        "dataset": Url.parse(path).name if is_remote(path) else os.path.basename(os.path.abspath(path)),
+        "dataset": os.path.basename(os.path.abspath(path)),
         "kind": "shards" if is_shards(path) else "folder",
         "usable_cores": cores().usable,
         "images": len(dataset),
-        "options": {name: value for name, value in asdict(measured).items() if name != "cache_dir"},
+        "options": asdict(measured),
         "check": {RIVALS[name].title(): levels for name, levels in check.items()},
         "absent": {rival.title(): absent[name] for name, rival in RIVALS.items() if name in absent},
         **({} if measured is options else {"interrupted": f"in turn {measured.repeats} of {options.repeats}"}),
         **_figures(done, startup, measured.workers),
-        "encodings": {gain.encoding: asdict(gain) for gain in gains},
     }
 
 
@@ -104,8 +103,6 @@ def _absent(task: RivalTask, note: Callable[[str], None]) -> dict[str, str]:
     peers = [name for name in RIVALS if name != "feeder"]
     if not task.options.peers:
         return dict.fromkeys(peers, "not asked for")
-    if is_remote(task.path):
-        return dict.fromkeys(peers, "reads local files only")
     if is_packed_set(task.path):
         note("webdataset unpacks the packed images first" if task.folder else _UNPACKING)
     return {name: why for name in peers if (why := RIVALS[name].missing(task.path, task.folder)) is not None}

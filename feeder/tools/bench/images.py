@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 
 from feeder.dataset.folder_reader import FolderReader
-from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.shards import ShardDataset
 from feeder.decoders.packed import is_packed_field
 from feeder.errors import SourceError
-from feeder.shard.store.url import is_remote
 from feeder.tools.inspect import open_set
 from feeder.tools.presets import is_shards
 
-__all__ = ["files_of", "image_fields", "is_packed_set", "listed", "remote_reader", "tars"]
+__all__ = ["files_of", "image_fields", "is_packed_set", "listed", "tars"]
 
 
 def listed(path: str) -> list[tuple[str, int]]:
@@ -38,13 +35,6 @@ def files_of(path: str, folder: str) -> list[tuple[str, int]]:
     return files
 
 
-def remote_reader(url: str, cache_dir: str | None = None, cache_bytes: int | None = None) -> ShardReader:
-    """Returns the reader of a shard set in a store; see :class:`feeder.ShardDataset`."""
-    reader = ShardDataset(url, labels=False, cache_dir=cache_dir, cache_bytes=cache_bytes).reader
-    assert isinstance(reader, ShardReader)
-    return reader
-
-
 def tars(path: str) -> list[str]:
     """Returns the shards of a set."""
     index = open_set(path)
@@ -53,7 +43,7 @@ def tars(path: str) -> list[str]:
 
 def image_fields(path: str) -> list[str]:
     """Returns the names of the fields that hold images."""
-    index = remote_reader(path).index if is_remote(path) else open_set(path)
+    index = open_set(path)
     return [index.fields[i] for i in sorted(set(index.column("field").tolist()))]
 
 

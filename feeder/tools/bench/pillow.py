@@ -10,13 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from feeder.dataset.shard_reader import ShardReader
 from feeder.decoders.image_header import PILLOW_FORMATS
 from feeder.decoders.packed import add_codebooks, is_packed, unpack
 from feeder.shard.format.set_index import SetIndex
-from feeder.shard.store.url import is_remote
 from feeder.tools.bench.bench_options import BenchOptions
-from feeder.tools.bench.images import listed, remote_reader
+from feeder.tools.bench.images import listed
 from feeder.tools.inspect import open_set
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
 
@@ -58,11 +56,8 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
         self._options = options
         self._index: SetIndex | None = None
         self._files: list[tuple[str, int]] = []
-        self._remote: ShardReader | None = None
         if is_shards(path):
-            if is_remote(path):
-                self._remote = remote_reader(path, options.cache_dir, options.cache_bytes)
-            self._index = open_set(path) if self._remote is None else self._remote.index
+            self._index = open_set(path)
             add_codebooks(self._index.codebooks)
         else:
             self._files = listed(path)
@@ -81,11 +76,8 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
                 return file.read(), label
         index = self._index
         shard, offset, length = index.place(i)
-        if self._remote is not None:
-            data = self._remote.read_bytes(i, offset, length)
-        else:
-            with open(index.shard_path(shard), "rb") as file:
-                data = os.pread(file.fileno(), length, offset)
+        with open(index.shard_path(shard), "rb") as file:
+            data = os.pread(file.fileno(), length, offset)
         return unpack(data) if is_packed(data) else data, int(index.row(i).labels[0])
 
 

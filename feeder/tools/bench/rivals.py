@@ -66,8 +66,7 @@ def pillow_name() -> str:
 
 def _feeder(task: RivalTask) -> Feed:
     recipe = preset(task.options.preset, task.options.dtype, task.options.image_size)
-    cache: dict[str, Any] = {"cache_dir": task.options.cache_dir, "cache_bytes": task.options.cache_bytes}
-    dataset = open_dataset(task.path, recipe, exif_orientation="ignore", **cache)  # as the peers do
+    dataset = open_dataset(task.path, recipe, exif_orientation="ignore")  # as the peers do
     loader: DataLoader[Any] = DataLoader(dataset, backend=task.options.backend, **_arguments(task, len(dataset)))
     return Feed(_endless(loader, task.in_order), loader.stats)
 

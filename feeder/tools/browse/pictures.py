@@ -1,4 +1,4 @@
-"""Pictures for the page: images of the set, small ones, with masks and boxes over them, differences."""
+"""Pictures for the page: images of the set, small ones, with masks and boxes over them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from feeder.tools.browse.set_view import SetView
 from feeder.transforms.boxes import Boxes, move_boxes
 from feeder.transforms.moves import upright
 
-__all__ = ["SMALL_PX", "Overlays", "Pictures", "difference", "jpeg", "png"]
+__all__ = ["SMALL_PX", "Overlays", "Pictures", "jpeg", "png"]
 
 SMALL_PX = 192
 _SHOWN_PX = 1600  # longer sides are shown smaller
@@ -120,12 +120,6 @@ class Pictures:
 def _pixels(image: Any) -> npt.NDArray[np.uint8]:
     """Returns a sample's image, uint8 [3, H, W], as [H, W, 3]."""
     return np.ascontiguousarray(image.numpy().transpose(1, 2, 0))
-
-
-def difference(first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8], times: int = 16) -> npt.NDArray[np.uint8]:
-    """Returns the difference of two images of one size about grey, amplified: uint8 [H, W, 3]."""
-    found = 128 + times * (first.astype(np.int32) - second.astype(np.int32))
-    return found.clip(0, 255).astype(np.uint8)
 
 
 def jpeg(pixels: npt.NDArray[np.uint8], quality: int) -> bytes:

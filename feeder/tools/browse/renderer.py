@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from starlette.responses import HTMLResponse, Response
 
-from feeder.tools.html.page import displayable
-
 __all__ = ["Renderer"]
+
+# Characters that HTML forbids even as references: control characters, and the lone surrogates of file names.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
 class Renderer:
@@ -28,7 +30,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
             # File names may have what HTML can't: lone surrogates, control characters.
-            finalize=lambda value: displayable(value) if type(value) is str else value,
+            finalize=lambda value: _FORBIDDEN.sub("\ufffd", value) if type(value) is str else value,
         )
         self._templates.globals.update(shared)
 

@@ -14,12 +14,11 @@ from starlette.routing import Route
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
 from feeder.order.random import check_range
 from feeder.tools.browse.kinds import KINDS, SCANNED
-from feeder.tools.browse.pictures import Pictures, difference, png
+from feeder.tools.browse.pictures import Pictures, png
 from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.scan import is_caption
 from feeder.tools.browse.set_view import SampleChoice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
-from feeder.tools.presets import is_shards
 
 __all__ = ["CLASSES_AT_ONCE", "ROWS_AT_ONCE", "SetPages"]
 
@@ -70,13 +69,11 @@ class SetPages:
             Route("/member/{id:number}/{number:number}", self.member),
             Route("/classes", self.classes),
             Route("/batch", self.batch),
-            Route("/rejected", self.rejected),
             Route("/scan", self.scan),
             Route("/scan/{what}", self.change_scan, methods=["POST"]),
             Route("/small/{id:number}", self.small),
             Route("/whole/{id:number}", self.whole),
             Route("/crop/{id:number}", self.crop),
-            Route("/compared/{id:number}", self.compared),
             Route("/step-image", self.step_image),
         ]
 
@@ -89,7 +86,6 @@ class SetPages:
             classes=view.classes[:CLASSES_AT_ONCE],
             more_classes=max(0, len(view.classes) - CLASSES_AT_ONCE),
             kinds=kinds,
-            is_set=is_shards(view.path),
             **self._scan_values(),
         )
 
@@ -192,7 +188,6 @@ class SetPages:
             views=len(self._training.recipe.views),
             epochs=range(first, min(first + _EPOCHS, _EPOCHS_OF_A_RUN)),
             recipe=str(self._training.recipe),
-            backends=self._training.backends,
             is_mixed=self._training.is_mixed,
         )
 
@@ -214,15 +209,8 @@ class SetPages:
             ranks=self._training.ranks,
             error=error,
             is_saved=self._training.state is not None,
-            is_compared="compared" in request.query_params,
-            backends=self._training.backends,
-            is_mixed=self._training.is_mixed,
             recipe=str(self._training.recipe),
         )
-
-    def rejected(self, request: Request) -> Response:
-        number, reasons = self._view.rejected
-        return self._renderer.page("rejected.html", reasons=reasons, rejected=number)
 
     def small(self, request: Request) -> Response:
         return _picture(lambda: self._pictures.small(self._id(request)))
@@ -242,19 +230,6 @@ class SetPages:
     def crop(self, request: Request) -> Response:
         drawn = self._drawn(request)
         return _picture(lambda: png(self._training.crop(*drawn)))
-
-    def compared(self, request: Request) -> Response:
-        """A sample by one backend, or the difference of two."""
-        drawn = self._drawn(request)
-        backends = request.query_params.getlist("backend")
-
-        def picture() -> bytes:
-            images = [self._training.crop(*drawn, backend) for backend in backends]
-            return png(images[0] if len(images) == 1 else difference(images[0], images[1]))
-
-        if not 1 <= len(backends) <= 2 or set(backends) - set(self._training.backends):
-            raise ArgumentError(f"backend must be one or two of {', '.join(self._training.backends)}")
-        return _picture(picture)
 
     def step_image(self, request: Request) -> Response:
         step, row, number = self._step(request), _number(request, "row"), _number(request, "view")

@@ -22,9 +22,8 @@ from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.set_index import SetIndex
 from feeder.tools.browse.kinds import KINDS, SCANNED, is_of_size, is_unlabelled
-from feeder.tools.browse.rejected import Reason, rejected_of
 from feeder.tools.browse.scan import Scan
-from feeder.tools.presets import is_shards, open_dataset
+from feeder.tools.presets import open_dataset
 
 __all__ = ["CHOSEN", "COUNTED", "SEARCHED", "Row", "SampleChoice", "SetView", "ShownMember"]
 
@@ -185,16 +184,6 @@ class SetView:
             with self.lock:
                 orientations[part], sizes[part] = self.reader.stored(np.arange(*part.indices(len(self))))
         return orientations, sizes
-
-    @functools.cached_property
-    def rejected(self) -> tuple[int | None, list[Reason]]:
-        """Inputs that are not in the set: their number, None if it is not known, and those that are, by reason.
-
-        Raises:
-            FormatError: if the set's manifest is damaged.
-            StoreError: if the store can't be read.
-        """
-        return rejected_of(self.path) if is_shards(self.path) else (None, [])
 
     @functools.cached_property
     def kinds(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The crops of a sample by epoch, a batch as the loader gives it, two backends side by side: what training sees."""
+"""The crops of a sample by epoch, a batch as the loader gives it: what training sees."""
 
 from __future__ import annotations
 
@@ -93,12 +93,6 @@ class Training:
         """True if the run mixes the samples of its batches, which crops do not show."""
         return self._saved is not None and self._saved.mix is not None
 
-    @property
-    def backends(self) -> tuple[str, str]:
-        """The run's backend, and one to compare it with."""
-        own = "cpu" if self.state is None else str(self.state["backend"])
-        return own, "cpu" if own == "pillow" else "pillow"
-
     def batch(self, step: Step) -> Batch:
         """Makes a batch. Without a saved state, bad samples are replaced as with ``on_error="skip"``.
 
@@ -121,10 +115,8 @@ class Training:
             except FeederError:
                 return None
 
-    def crop(self, i: int, seed: int, epoch: int, view: int = 0, backend: str | None = None) -> npt.NDArray[np.uint8]:
-        """Returns a view of a sample in an epoch as a backend makes it, uint8 [H, W, 3].
-
-        The run's own backend (None) makes it in the run's fidelity, any other in "fast".
+    def crop(self, i: int, seed: int, epoch: int, view: int = 0) -> npt.NDArray[np.uint8]:
+        """Returns a view of a sample in an epoch by the run's backend and fidelity, uint8 [H, W, 3].
 
         Raises:
             ArgumentError: if the recipe has no such view.
@@ -141,10 +133,9 @@ class Training:
             out = np.empty((1, *recipe.leading_shape, *draws.output_size[0].tolist()), recipe.storage_dtype)
             error = found.errors[0]
             if error is None:
-                own, fidelity = self.backends[0], "fast"
-                if self._saved is not None and backend in (None, own):
-                    fidelity = self._saved.fidelity
-                decoder = get_decoder(backend or own, recipe, fidelity=fidelity)
+                backend = "cpu" if self.state is None else str(self.state["backend"])
+                fidelity = "fast" if self._saved is None else self._saved.fidelity
+                decoder = get_decoder(backend, recipe, fidelity=fidelity)
                 error = decoder.decode(found.buffers, found.orientations, [View(recipe, draws, out)]).errors[0]
         if error is not None:
             raise self.dataset.reader.at(error, i)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from feeder.system.text import say
-from feeder.tools.commands.common import EXIT_INTERRUPTED, add_cache, add_work, noting
+from feeder.tools.commands.common import EXIT_INTERRUPTED, add_work, noting
 
 __all__ = ["add", "run"]
 
@@ -17,24 +17,20 @@ def add(commands: Any) -> None:
         "bench",
         examples=(
             "feeder bench images-shards --folder ./images",
-            "feeder bench images-shards --workers 4,8 --html bench.html",
-            "feeder bench s3://my-bucket/train --cache-dir /scratch/cache",
+            "feeder bench images-shards --workers 4,8 --json bench.json",
         ),
         help="compare feeder with torch's DataLoader, webdataset and DALI",
         description="Measures feeder and, where they are installed, torch's DataLoader with Pillow, webdataset and "
         "DALI in turn, on the same images with the same preprocessing, after checking that their pixels agree.",
     )
 
-    command.add_argument(
-        "dir", metavar="DIR", help="shard set, also as a URL, or folder with a subfolder for each class"
-    )
+    command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
     command.add_argument(
         "--folder",
         metavar="DIR",
         help="the same images as single files, for torch's loader, and for DALI in place of packed ones (default: DIR)",
     )
     add_work(command)
-    add_cache(command)
 
     command.add_argument(
         "--workers",
@@ -51,21 +47,20 @@ def add(commands: Any) -> None:
     command.add_argument("--no-peers", action="store_true", help="measure feeder only")
 
     command.add_argument("--json", metavar="FILE", help="also write the result and the machine to this file")
-    command.add_argument("--html", metavar="FILE", help="also write a report with charts to this file")
     command.add_argument("-q", "--quiet", action="store_true", help="print only the tables, not each run")
 
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.system.files import check_writable, write_text
+    from feeder.system.files import check_writable
     from feeder.tools.bench.bench_options import BenchOptions
     from feeder.tools.bench.bench_run import throughput
-    from feeder.tools.bench.result_file import machine, save
-    from feeder.tools.bench.show import render, result_page
+    from feeder.tools.bench.result_file import save
+    from feeder.tools.bench.show import render
 
-    for path in filter(None, (arguments.json, arguments.html)):
-        check_writable(path)  # before minutes of measuring
+    if arguments.json:
+        check_writable(arguments.json)  # before minutes of measuring
     given = {field.name: getattr(arguments, field.name) for field in fields(BenchOptions) if field.name != "peers"}
     options = BenchOptions(**given, peers=not arguments.no_peers)
 
@@ -75,8 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
     say(render(result))
     if arguments.json:
         say(f"\nwritten to {save('throughput', result, arguments.json)}")
-    if arguments.html:
-        say(f"\nreport: {write_text(arguments.html, result_page({'machine': machine(), **result}))}")
     return EXIT_INTERRUPTED if "interrupted" in result else 0
 
 

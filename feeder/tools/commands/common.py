@@ -18,7 +18,6 @@ __all__ = [
     "EXIT_TOO_MANY_BAD",
     "EXIT_USAGE",
     "IMAGE_FIELD_HELP",
-    "add_cache",
     "add_labels",
     "add_output",
     "add_work",
@@ -97,21 +96,6 @@ def add_work(command: Any) -> None:
     command.add_argument("--image-size", type=int, default=224, metavar="PX", help="output size (default: %(default)s)")
     command.add_argument(
         "--batch-size", type=int, default=64, metavar="N", help="images in a batch (default: %(default)s)"
-    )
-
-
-def add_cache(command: Any) -> None:
-    """Adds --cache-dir and --cache-bytes, for sets in stores."""
-    command.add_argument(
-        "--cache-dir",
-        metavar="DIR",
-        help="folder of the cache of remote sets (default: feeder in $XDG_CACHE_HOME or ~/.cache)",
-    )
-    command.add_argument(
-        "--cache-bytes",
-        type=size_bytes,
-        metavar="SIZE",
-        help="bytes that the cache of each remote set may take (default: what leaves 10 GiB of the disk free)",
     )
 
 

@@ -23,13 +23,12 @@ def add(commands: Any) -> None:
         ),
         help="find what keeps the GPU waiting, in the machine and in a training script",
         description="Without a script: checks the machine. With a script: reads it, without running it, and lists "
-        "mistakes around its loaders by line, each with its cost and a rewrite. '# feeder: ignore[rule]' on a line, or "
-        "alone on the line before, silences a rule there.",
+        "mistakes around its loaders by line, each with its cost and a rewrite.",
         epilog="levels: note, worth knowing; warning, costs speed; problem, fails or trains wrongly. exit codes: "
         "0 no problem, 1 problems (with --strict also warnings) or error, 2 wrong usage; with --run the script's own, "
         "if not 0",
     )
-    command.add_argument("scripts", metavar="SCRIPT", nargs="*", help="training script (.py) or notebook (.ipynb)")
+    command.add_argument("scripts", metavar="SCRIPT", nargs="*", help="training script (.py)")
     command.add_argument("--machine", action="store_true", help="with a script: check the machine too")
     command.add_argument("--data", metavar="DIR", help="data set: measure its disk, and compare its size with memory")
     command.add_argument("--strict", action="store_true", help="exit with code 1 for warnings too")

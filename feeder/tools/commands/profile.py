@@ -13,19 +13,16 @@ def add(commands: Any) -> None:
         "profile",
         examples=(
             "feeder profile train.py --epochs 1           # its own arguments come last",
-            "feeder profile --out report.html train.py images-shards",
+            "feeder profile examples/train.py images-shards",
         ),
         help="run a training script and tell how long it waits for data, and why",
-        description="Runs a script as it is, with torch's or feeder's DataLoader, and measures its loaders and steps, "
-        "the processors and the GPU. Prints a summary to stderr and writes an HTML report to --out. Options before the "
-        "script are feeder's, those after it the script's. Ctrl-C ends the script and reports the measurements so far. "
-        "Under torchrun each rank writes a report: torchrun --nproc-per-node 2 -m feeder profile train.py",
+        description="Runs a script as it is, with torch's or feeder's DataLoader, measures its loaders and steps, the "
+        "processors and the GPU, and prints a summary to stderr. Options after the script are its own. Ctrl-C ends the "
+        "script and reports the measurements so far. Other processes that the script starts are not measured: under "
+        "torchrun each rank prints its own summary (torchrun --nproc-per-node 2 -m feeder profile train.py).",
         epilog="exit codes: the script's own; 1 if there is no such script, 2 wrong usage",
     )
 
-    command.add_argument(
-        "--out", default="feeder-profile.html", metavar="FILE", help="HTML report (default: %(default)s)"
-    )
     command.add_argument("script", metavar="SCRIPT", help="the training script")
     command.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
     command.set_defaults(run=run)
@@ -34,4 +31,4 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from feeder.tools.profile import profile
 
-    return profile(arguments.script, arguments.arguments, arguments.out)
+    return profile(arguments.script, arguments.arguments)

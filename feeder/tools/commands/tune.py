@@ -18,7 +18,6 @@ def add(commands: Any) -> None:
         examples=(
             "feeder tune images-shards",
             "feeder tune images-shards --target 3000 --cpus 8",
-            "feeder tune images-shards --target 9000 --service feeder",
         ),
         help="find num_workers, the workers' threads and the backend by measurement",
         description="Finds the loader's setting by measurement, within a budget of CPUs and memory: the cheapest one "
@@ -42,11 +41,6 @@ def add(commands: Any) -> None:
     add_work(work)
     work.add_argument("--no-shuffle", action="store_true", help="read in stored order")
     work.add_argument("--backend", default="auto", help="only this decode backend (default: try all)")
-    work.add_argument(
-        "--service",
-        metavar="NAME",
-        help="also measure this input service, and say how many of its nodes pay: NAME, NAME@HOST:PORT or file:PATH",
-    )
 
     present = command.add_argument_group("present setting, to compare with (default: torch's, no workers)")
     present.add_argument("--num-workers", type=int, default=0, metavar="N", help="default: %(default)s")
@@ -84,7 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
         num_workers=arguments.num_workers,
         **workers,
         prefetch_factor=arguments.prefetch_factor,
-        service=arguments.service,
     )
     if arguments.json:
         say(json.dumps({"machine": machine(), "recipe": describe(*recipe), **found.to_json()}))

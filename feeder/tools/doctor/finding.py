@@ -30,7 +30,6 @@ class Finding:
         line: Line in the script, from 1; 0 for none.
         column: Column in the script, from 1; 0 for none.
         excerpt: That line of code.
-        place: Name of the place if it is not "file:line", such as a notebook's cell; else "".
     """
 
     name: str
@@ -42,11 +41,10 @@ class Finding:
     line: int = 0
     column: int = 0
     excerpt: str = ""
-    place: str = ""
 
     def where(self) -> str:
         """Returns the place as text, such as "train.py:12"."""
-        return self.place or (f"{self.file}:{self.line}" if self.line else self.file)
+        return f"{self.file}:{self.line}" if self.line else self.file
 
 
 def counts(findings: Iterable[Finding]) -> dict[str, int]:

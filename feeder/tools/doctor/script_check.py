@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from feeder.tools.doctor.finding import Finding, Level
-from feeder.tools.doctor.script_file import ALL, ScriptSource, read_source
+from feeder.tools.doctor.script_file import ScriptSource, read_source
 from feeder.tools.doctor.script_names import Default, Names, arguments_of, text_of
 
 __all__ = ["RULES", "check_script", "check_source"]
@@ -54,7 +54,7 @@ def check_script(path: str) -> list[Finding]:
 
 def check_source(source: ScriptSource) -> list[Finding]:
     """Looks for the classic mistakes in a script that has been read."""
-    return [*_unknown_rules(source), *_Check(source).findings()]
+    return [*_Check(source).findings()]
 
 
 class _Check:
@@ -63,7 +63,7 @@ class _Check:
     def __init__(self, source: ScriptSource) -> None:
         self._source = source
         self._names = Names(source.tree)
-        self._found: dict[tuple[int, int, str], tuple[Finding, ast.AST]] = {}
+        self._found: dict[tuple[int, int, str], Finding] = {}
         self._parents = {child: node for node in ast.walk(source.tree) for child in ast.iter_child_nodes(node)}
         self._calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
 
@@ -74,7 +74,7 @@ class _Check:
         self._sets_epochs = is_prepared or "set_epoch" in text
 
     def findings(self) -> Iterator[Finding]:
-        """Yields the findings by line, without those that the script's comments silence."""
+        """Yields the findings by line."""
         for call in self._calls:
             self._check_call(call)
         if self._places_batches:
@@ -82,16 +82,7 @@ class _Check:
                 if isinstance(loop, ast.For | ast.AsyncFor) and any(map(_is_backward, ast.walk(loop))):
                     self._check_loop(loop)
 
-        for key in sorted(self._found):
-            finding, node = self._found[key]
-            statement = node
-            while not isinstance(statement, ast.stmt):
-                statement = self._parents[statement]
-            last = getattr(node, "end_lineno", None) or finding.line
-            lines = {statement.lineno, *range(finding.line, last + 1)}
-            silenced = {rule for line in lines for rule in self._source.ignores.get(line, ())}
-            if not silenced & {finding.name, ALL}:
-                yield finding
+        yield from (self._found[key] for key in sorted(self._found))
 
     def _add(self, rule: str, node: ast.expr, why: str, remedy: str, level: Level = "warning", what: str = "") -> None:
         finding = Finding(
@@ -104,9 +95,8 @@ class _Check:
             line=node.lineno,
             column=node.col_offset + 1,
             excerpt=self._source.excerpt(node.lineno),
-            place=self._source.place(node.lineno),
         )
-        self._found.setdefault((node.lineno, node.col_offset, rule), (finding, node))
+        self._found.setdefault((node.lineno, node.col_offset, rule), finding)
 
     def _check_call(self, call: ast.Call) -> None:
         """Checks a loader, a sampler, or the arguments of Hugging Face's trainer."""
@@ -236,19 +226,3 @@ def _is_blocking_copy(call: ast.Call) -> bool:
     waits = given.get("non_blocking")
     is_asked = waits is not None and not (isinstance(waits, ast.Constant) and waits.value is False)
     return bool(is_copy) and not is_asked and all(keyword.arg for keyword in call.keywords)
-
-
-def _unknown_rules(source: ScriptSource) -> Iterator[Finding]:
-    for line, rules in sorted(source.ignores.items()):
-        for rule in sorted(rules - RULES.keys() - {ALL}):
-            yield Finding(
-                name="ignore",
-                level="note",
-                found=f"there is no rule {rule!r}",
-                why="The comment silences nothing.",
-                remedy=f"one of {', '.join(RULES)}",
-                file=source.path,
-                line=line,
-                excerpt=source.excerpt(line),
-                place=source.place(line),
-            )

@@ -46,8 +46,6 @@ _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _PYTHON = os.path.dirname(os.__file__)
 _FEEDER = os.path.dirname(os.path.abspath(feeder.__file__))
 
-_installed: list[LoaderHooks] = []
-
 
 class LoaderHooks:
     """Meters on all loaders of this process.
@@ -63,22 +61,17 @@ class LoaderHooks:
         self._hooks: dict[str, Callable[[ModuleType], None]] = {"torch.autograd": self._hook_backward}
         for module, name in _LOADERS.items():
             self._hooks[module] = functools.partial(self._hook_loader, name)
-        self._begin()
-
-    @classmethod
-    def here(cls, folder: str) -> LoaderHooks:
-        """Returns this process's meter: a new one or, after a fork, the parent's, emptied."""
-        if _installed:
-            _installed[0]._on_batch = None
-            _installed[0]._begin()
-            return _installed[0]
-        meter = cls(folder)
-        meter.install()
-        return meter
+        self.record = ProcessRecord(time.monotonic_ns())
+        self._backwards = 0
+        self._count = 0
+        self._local = threading.local()
+        self.records: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
+        self._likes: dict[Any, tuple[weakref.ref[Any] | None, LoaderRecord]] = {}
+        self._stages_before: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+        self._iterators: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Puts meters on modules that are already imported, and on others when they are imported."""
-        _installed.append(self)
         for name in [name for name in self._hooks if name in sys.modules]:
             self._hooks.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, _Finder(self._hooks))
@@ -97,16 +90,6 @@ class LoaderHooks:
         """Returns the start of the paths of a loader's workers."""
         number = next(number for number, each in enumerate(self.record.loaders) if each is record)
         return os.path.join(self._folder, f"fetch-{os.getpid()}-{number}-")
-
-    def _begin(self) -> None:
-        self.record = ProcessRecord(os.getpid(), own_rank(), time.monotonic_ns())
-        self._backwards = 0
-        self._count = 0
-        self._local = threading.local()
-        self.records: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
-        self._likes: dict[Any, tuple[weakref.ref[Any] | None, LoaderRecord]] = {}
-        self._stages_before: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
-        self._iterators: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
 
     def _hook_backward(self, module: ModuleType) -> None:
         original = module.backward

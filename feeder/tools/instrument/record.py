@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from feeder.system.nvml import GpuSample
+from typing import NamedTuple
 
 __all__ = ["TRAINER_DECODE", "Fetch", "LoaderRecord", "NextCall", "ProcessRecord", "Sample"]
 
@@ -60,13 +58,13 @@ class Sample(NamedTuple):
         at_ns: Time of the sample.
         own_cores: Cores that this process kept busy since the last sample.
         children_cores: Cores that its descendants kept busy.
-        gpus: A sample of each GPU, by its number.
+        gpus: Share of the time in which each GPU was busy, 0-1, by its number; None if it does not tell.
     """
 
     at_ns: int
     own_cores: float
     children_cores: float
-    gpus: dict[int, GpuSample]
+    gpus: dict[int, float | None]
 
 
 @dataclass
@@ -116,33 +114,13 @@ class ProcessRecord:
     """All measurements in one process.
 
     Args:
-        pid: The process.
-        rank: Its rank, if a launcher gives one.
         started_ns: Time at which the script began.
         ended_ns: Time at which it ended.
         loaders: Its loaders.
-        samples: Samples of the machine, in the first process only.
+        samples: Samples of the machine.
     """
 
-    pid: int
-    rank: int | None
     started_ns: int
     ended_ns: int = 0
     loaders: list[LoaderRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-
-    def name(self) -> str:
-        """Returns its name for people: "rank 1", "process 4711"."""
-        return f"rank {self.rank}" if self.rank is not None else f"process {self.pid}"
-
-    @staticmethod
-    def from_json(found: dict[str, Any]) -> ProcessRecord:
-        """Returns the record of a child process, of which ``found`` is the dict."""
-        loaders = []
-        for loader in found.pop("loaders"):
-            batches = [NextCall(*batch) for batch in loader.pop("batches")]
-            fetches = [Fetch(*fetch) for fetch in loader.pop("fetches")]
-            made = [(asked, got) for asked, got in loader.pop("made_ns")]
-            loaders.append(LoaderRecord(**loader, batches=batches, fetches=fetches, made_ns=made))
-        found.pop("samples")
-        return ProcessRecord(**found, loaders=loaders)

@@ -3,7 +3,7 @@
 sampler                          measures the script's processes and the GPU; :mod:`feeder.tools.instrument` the loaders
 times, analysis                  measurements -> times of each loader, verdict
 advice                           verdict -> advice
-text_report, html_report         verdict -> text, HTML
+text_report                      verdict -> text
 """
 
 from __future__ import annotations

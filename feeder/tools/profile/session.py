@@ -1,4 +1,4 @@
-"""One profile: runs the script under meters, then prints and writes the findings."""
+"""One profile: runs the script under meters, then prints the findings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from collections.abc import Sequence
 
 from feeder.errors import FeederError
 from feeder.system.cores import cores, local_world_size
-from feeder.system.files import check_writable, write_text
 from feeder.system.nvml import Nvml, open_nvml
 from feeder.system.process_usage import stat_fields
 from feeder.system.text import say
 from feeder.tools.doctor.finding import Finding
-from feeder.tools.instrument.children import meter_children, read_children
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.launch import read_script, run_script
 from feeder.tools.instrument.record import Sample
@@ -30,23 +28,19 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _MOST_SAMPLES = 4000
 
 
-def profile(script: str, arguments: Sequence[str], out: str) -> int:
-    """Runs a script in this process, prints a summary on stderr and writes the report.
+def profile(script: str, arguments: Sequence[str]) -> int:
+    """Runs a script in this process, and prints a summary on stderr.
 
     Args:
         script: The script.
         arguments: Its arguments.
-        out: The report's path; a rank other than 0 puts its number before the ending.
 
     Returns:
         The script's exit code.
 
     Raises:
         SourceError: if there is no such script, or it is not Python.
-        ArgumentError: if the report can't be written.
     """
-    out = _of_rank(out)
-    check_writable(out)
     read = read_script(script)
 
     with contextlib.ExitStack() as stack:
@@ -57,41 +51,20 @@ def profile(script: str, arguments: Sequence[str], out: str) -> int:
         meter = LoaderHooks(folder)
         sampler = _Sampler(nvml)
         meter.install()
-        meter_children(folder)
         sampler.start()
 
         code = run_script(read, arguments)
         record = meter.finish()
         record.samples = sampler.stop()
-        children = list(read_children(folder))
 
-    # If only the children train, the samples of the machine are theirs.
-    usable = max(1, cores().usable // local_world_size())
-    analyses = [analyse(record, usable)]
-    for child in children:
-        if analyses[0].main is None:
-            child.samples = record.samples
-        analyses.append(analyse(child, usable))
-    _tell(script, arguments, analyses, nvml if isinstance(nvml, str) else None, out, code)
+    found = analyse(record, max(1, cores().usable // local_world_size()))
+    _tell(script, found, nvml if isinstance(nvml, str) else None)
     return code
 
 
-def _of_rank(path: str) -> str:
-    """Returns the path, with the rank before its extension for all ranks but the first."""
-    rank = own_rank()
-    root, extension = os.path.splitext(path)
-    return f"{root}.rank{rank}{extension}" if rank else path
-
-
-def _tell(
-    script: str, arguments: Sequence[str], analyses: list[Analysis], gpu_absent: str | None, out: str, code: int
-) -> None:
-    from feeder.tools.profile.html_report import render_page
+def _tell(script: str, found: Analysis, gpu_absent: str | None) -> None:
     from feeder.tools.profile.text_report import render
 
-    used = [found for found in analyses if found.main is not None]
-    best = max(used, key=lambda a: (a.main is not None and a.main.trains, -(a.process.rank or 0)), default=analyses[0])
-    others = [found for found in used if found is not best]
     findings: list[Finding] = []
     try:
         from feeder.tools.doctor import check_script
@@ -100,10 +73,9 @@ def _tell(
     except FeederError as error:
         say(f"feeder: {error}", file=sys.stderr)
 
-    say(f"\nfeeder profile\n{render(best, findings, others, gpu_absent, columns())}", file=sys.stderr)
-    command = " ".join([os.path.basename(script), *arguments])
-    write_text(out, render_page(command, best, findings, others, gpu_absent, code))
-    say(f"\nreport: {out}", file=sys.stderr)
+    rank = own_rank()
+    head = "feeder profile" if rank is None else f"feeder profile, rank {rank}"
+    say(f"\n{head}\n{render(found, findings, gpu_absent, columns())}", file=sys.stderr)
 
 
 class _Sampler:
@@ -158,7 +130,7 @@ class _Sampler:
         elapsed_s = max(1e-6, (now_ns - self._last_ns) / 1e9)
         used = {pid: (ticks - self._busy.get(pid, 0)) * _TICK_S / elapsed_s for pid, ticks in busy.items()}
         own_cores = used.pop(own, 0.0)
-        gpus = {gpu.index: nvml.sample(gpu) for nvml, gpu in self._gpus}
+        gpus = {gpu.index: nvml.busy(gpu) for nvml, gpu in self._gpus}
         self.samples.append(Sample(now_ns, own_cores, sum(used.values()), gpus))
         self._busy = busy
         self._last_ns = now_ns

@@ -9,32 +9,27 @@ from feeder.tools.profile.analysis import Analysis
 from feeder.tools.profile.times import LoaderTimes
 from feeder.tools.terminal import table, wrap
 
-__all__ = ["loader_rows", "render"]
+__all__ = ["render"]
 
 
-def render(
-    found: Analysis, findings: Sequence[Finding], others: Sequence[Analysis], gpu_absent: str | None, width: int = 80
-) -> str:
+def render(found: Analysis, findings: Sequence[Finding], gpu_absent: str | None, width: int = 80) -> str:
     """Returns the summary.
 
     Args:
-        found: Verdict on the process that matters most.
+        found: The verdict.
         findings: The doctor's findings on the script.
-        others: Verdicts on further processes.
         gpu_absent: Reason for the lack of GPU figures; None if there are some.
         width: Columns.
     """
     lines = [*wrap(found.headline(), width), ""]
     if found.main is not None and found.main.batches:
-        lines += [table(loader_rows(found.loaders)), ""]
+        lines += [table(_loader_rows(found.loaders)), ""]
         if found.stage:
             lines += wrap(f"Making batches: {found.stage}.", width)
         if found.load.own_cores is not None:
             own = f"{found.load.own_cores:.1f} cores in the training process"
             lines += wrap(f"CPU: {own}, {found.load.children_cores:.1f} in its workers.", width)
         lines += wrap(f"GPU: {_gpu(found, gpu_absent)}.", width)
-    for other in others:
-        lines += wrap(f"{other.process.name()}: {other.headline()}", width)
 
     if found.advice or findings:
         lines += ["", "What to do, by expected gain:"]
@@ -48,7 +43,7 @@ def render(
     return "\n".join(lines).rstrip()
 
 
-def loader_rows(loaders: Sequence[LoaderTimes]) -> list[list[str]]:
+def _loader_rows(loaders: Sequence[LoaderTimes]) -> list[list[str]]:
     """Returns a table of the loaders: the heading, then a row for each."""
     rows = [["loader", "used for", "workers", "batches", "wait ms", "step ms", "waits"]]
     for times in loaders:

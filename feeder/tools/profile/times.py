@@ -192,8 +192,8 @@ def machine_load(process: ProcessRecord, main: LoaderTimes | None) -> MachineLoa
     busy: dict[int, list[float]] = {}
     for sample in samples:
         for gpu, found in sample.gpus.items():
-            if found.busy is not None:
-                busy.setdefault(gpu, []).append(found.busy)
+            if found is not None:
+                busy.setdefault(gpu, []).append(found)
     busiest = max((statistics.fmean(values) for values in busy.values()), default=None)
     own, children = (statistics.fmean(v) for v in zip(*((s.own_cores, s.children_cores) for s in samples), strict=True))
     return MachineLoad(own, children, busiest)

@@ -13,7 +13,6 @@ from feeder.system.cores import Cores
 from feeder.system.text import count
 from feeder.tools.bench.result_file import spread
 from feeder.tools.terminal import WIDTH, size, table, wrap
-from feeder.tools.tune.nodes import NodeAdvice
 from feeder.tools.tune.search import Outcome
 from feeder.tools.tune.setting import ROUNDS_TO_TELL, TriedSetting
 
@@ -52,7 +51,6 @@ class Tuning:
         keywords: The setting as arguments of :class:`feeder.DataLoader`; None if nothing could be measured.
         arguments: The caller's other arguments.
         seconds: Duration of the search.
-        nodes: Advice on the nodes of an input service; None without one.
     """
 
     outcome: Outcome
@@ -62,7 +60,6 @@ class Tuning:
     keywords: dict[str, Any] | None
     arguments: dict[str, Any]
     seconds: float
-    nodes: NodeAdvice | None = None
 
     @property
     def call(self) -> str | None:
@@ -89,7 +86,6 @@ class Tuning:
             "baseline": _point(outcome.baseline),
             "gain": None if gain is None else {**spread(gain.ratios), "certain": gain.certain},
             "rounds": outcome.rounds,
-            "nodes": None if self.nodes is None else dataclasses.asdict(self.nodes),
             "verdict": self.verdict(),
             "points": [_point(point) for point in outcome.points],
             "notes": list(outcome.notes),
@@ -144,8 +140,6 @@ class Tuning:
         found.append(self._against_baseline(chosen))
         if not outcome.reached:
             found.append(self._limit(chosen))
-        if self.nodes is not None:
-            found.append(self.nodes.reason)
         if skipped := max((trial.skipped for point in outcome.points for trial in point.runs), default=0):
             found.append(
                 f"up to {count(skipped, 'sample')} of a run could not be decoded: `feeder inspect --verify` names "

@@ -11,19 +11,15 @@ from typing import Any
 
 import torch
 
-from feeder.dataset.base import FeederDataset
 from feeder.dataset.subset import as_feeder, is_feeders
 from feeder.decoders.registry import Dali, available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import DEFAULT_PREFETCH, WorkerOptions
-from feeder.loader.service_options import Service
 from feeder.loader.trial import run, step_rate
 from feeder.system.cores import cores
 from feeder.system.memory import available_bytes
-from feeder.tools.encoding_gain import encoding_gains
 from feeder.tools.thresholds import NOTICEABLE_GAIN
-from feeder.tools.tune.nodes import NodeAdvice, measure_service, nodes_that_pay
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Outcome, Search, Space
 from feeder.tools.tune.setting import Setting
@@ -31,9 +27,6 @@ from feeder.transforms import Recipe, Views
 
 __all__ = ["tune"]
 
-_ON_NODES = ("cpu", "pillow")  # backends of workers
-_SERVICE_SHARE = 0.1  # of the search's time that a service runs, after it
-_LEAST_S = 1.0
 _TUNED = ("backend", "num_workers", "persistent_workers", "prefetch_factor")
 
 
@@ -44,13 +37,11 @@ class _Source:
     Attributes:
         make: Makes a loader from a setting's arguments.
         arguments: The caller's own arguments for the call to paste.
-        dataset: The dataset.
         backends: Decode backends to try; empty where feeder's fast path does not run.
     """
 
     make: Callable[..., Any]
     arguments: dict[str, Any]
-    dataset: Any
     backends: tuple[str, ...]
 
     def keywords(self, setting: Setting) -> dict[str, Any]:
@@ -107,19 +98,15 @@ def tune(
         note: Called with a line about each run.
         arguments: Arguments of :class:`feeder.DataLoader`. The tuned ones among them are the present
             setting, with which the result is compared; the default is torch's, no workers. A ``backend`` other than
-            "auto" is kept, as another one may change pixels. With ``service`` the search is for local workers, and
-            the result says how many nodes of that input service pay, and whether any do.
+            "auto" is kept, as another one may change pixels.
 
     Raises:
         ArgumentError: for an argument out of range, more cpus than the process may use, or a dataset without a batch.
         FeederError: if loading fails.
-        ServiceError: if no server of ``service`` is there.
     """
     started = time.monotonic()
-    service = arguments.pop("service", None)
-    service = Service(service) if isinstance(service, str) else service
     budget = _budget(target, cpus, memory_bytes, seconds)
-    origin, baseline = _source(dataset, arguments, service)
+    origin, baseline = _source(dataset, arguments)
     alone = None if step is None else step_rate(step, origin.loader(baseline), 1.0)
     if alone is not None:
         note(f"the step alone: {alone:,.0f} images/s")
@@ -135,7 +122,6 @@ def tune(
         keywords=None if outcome.chosen is None else origin.keywords(outcome.chosen.setting),
         arguments=origin.arguments,
         seconds=time.monotonic() - started,
-        nodes=_nodes(service, origin, outcome, budget, alone if target is None else target),
     )
 
 
@@ -148,7 +134,7 @@ def _search(
     step: Callable[[Any], Any] | None,
     note: Callable[[str], None],
 ) -> Outcome:
-    """Measures settings until one is chosen, and notes what another encoding would gain.
+    """Measures settings until one is chosen.
 
     Raises:
         ArgumentError: if none can be run.
@@ -170,30 +156,10 @@ def _search(
         lambda stage, point: note(f"{stage}: {point.setting}: {point.runs[-1].images_per_s:,.0f} images/s"),
     ).run()
 
-    chosen = outcome.chosen
-    if chosen is None and not outcome.interrupted:
+    if outcome.chosen is None and not outcome.interrupted:
         problems = "; ".join(dict.fromkeys(point.problem or "" for point in outcome.points))
         raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or use smaller batches")
-    if chosen is not None and chosen.setting.backend == "cpu" and isinstance(origin.dataset, FeederDataset):
-        outcome.notes += map(str, encoding_gains(origin.dataset))
     return outcome
-
-
-def _nodes(
-    service: Service | None, origin: _Source, outcome: Outcome, budget: Budget, goal: float | None
-) -> NodeAdvice | None:
-    """Returns the advice on an input service's nodes, which it measures on the loader's work; None without one."""
-    chosen = outcome.chosen
-    if service is None or chosen is None or outcome.interrupted:
-        return None
-
-    backend = next((name for name in origin.backends if name in _ON_NODES), "auto")
-    given = {"service": dataclasses.replace(service, only=True), "backend": backend, "num_workers": 0}
-    given["on_error"] = origin.arguments.get("on_error", "skip")
-    run_s = max(_LEAST_S, budget.seconds * _SERVICE_SHARE)
-    rates = measure_service(service.name, lambda: run(origin.make(**given), run_s))
-    idle = max(0, budget.cpus - chosen.setting.cores)
-    return nodes_that_pay(chosen.rate, chosen.setting.cores, idle, goal, rates)
 
 
 def _budget(target: float | None, cpus: int | None, memory_bytes: int | None, seconds: float) -> Budget:
@@ -215,10 +181,13 @@ def _budget(target: float | None, cpus: int | None, memory_bytes: int | None, se
     return Budget(machine.usable if cpus is None else cpus, machine, memory, seconds)
 
 
-def _source(data: Any, arguments: dict[str, Any], service: Service | None) -> tuple[_Source, Setting]:
+def _source(data: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     """Returns the source of loaders and the present setting."""
     if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
         raise ArgumentError(f"tune() takes a dataset, and the loader's other arguments; got {type(data).__name__}")
+    if "service" in arguments:
+        raise ArgumentError("tune() measures this machine's workers, and no input service; leave service= out")
+
     unless_given = {"seed": 0} if is_feeders(data) else {}
     rest = {name: value for name, value in arguments.items() if name not in _TUNED or isinstance(value, Dali)}
 
@@ -245,9 +214,7 @@ def _source(data: Any, arguments: dict[str, Any], service: Service | None) -> tu
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if getattr(baseline, name) < least:
             raise ArgumentError(f"{name} must be {least} or more, got {getattr(baseline, name)}")
-    if service is not None and not backends:
-        raise ArgumentError("service= is for feeder's datasets, which this is not; leave it out")
-    return _Source(make, rest, dataset, backends), baseline
+    return _Source(make, rest, backends), baseline
 
 
 def _backends(recipe: Recipe | Views) -> tuple[str, ...]:

@@ -1,1 +1,0 @@
-"""HTML pages with charts."""
