@@ -99,9 +99,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Args:
         dataset: As torch's, like all arguments up to ``in_order`` but for what follows.
-        num_workers: Also "auto": the fewest workers that are about as fast as workers on all cores of this rank, which
-            is measured for about three seconds; all cores where it can't be. The number changes no batch of a feeder
-            dataset; other datasets' random augmentation is seeded by worker.
+        num_workers: Also "auto": as many as have all cores of this rank busy, with their threads. The number changes no
+            batch of a feeder dataset; other datasets' random augmentation is seeded by worker.
         collate_fn: On the fast path called once for each batch, in a worker, with the list of its samples as
             ``dataset[i]`` gives them. The generators of Python, numpy and torch are seeded for the call. Not together
             with ``mix`` or ``memory_format``, or with a backend that decodes in this process.
@@ -212,7 +211,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         vars(self).update(skip=Skip.of(skip), seed=checked_seed(seed))
         path = self._path_choice = choose_path(given, self._ranks)
         self._target_device = None if self._to_device is None else self._to_device.target()
-        settled = settle_workers(DataLoader, given, path, self._target_device)
+        settled = settle_workers(given, path, self._target_device)
         given["num_workers"], threads, self._workers_choice = settled
         if threads is not None:
             vars(self)["worker_options"] = dataclasses.replace(self._workers, threads=threads)

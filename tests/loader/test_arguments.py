@@ -344,13 +344,6 @@ def test_a_feeder_dataset_on_torchs_path_is_warned_of_once_with_the_reason_and_t
     assert DataLoader(torch.arange(3)).path == "generic"
 
 
-def test_auto_workers_do_not_warn_of_torchs_path_once_more(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.loader.auto_workers.RUN_S", 0.01)
-    with pytest.warns(UserWarning, match="runs torch's path") as caught:
-        DataLoader(_AsDict(ShardDataset(shards, CROP_AND_FLIP)), batch_size=8, num_workers="auto")
-    assert len([each for each in caught if "runs torch's path" in str(each.message)]) == 1
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.filterwarnings("ignore:this loader runs torch's path")
 def test_images_of_different_sizes_name_the_op_that_is_missing(tmp_path: Path, workers: int) -> None:

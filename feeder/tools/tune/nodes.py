@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from feeder.errors import ServiceError
 from feeder.loader.fast.service_directory import Directory
 from feeder.loader.service_options import Service
-from feeder.loader.trial import Trial
 from feeder.service.server_status import server_status
 from feeder.system.text import count
+from feeder.tools.trial import Trial
 
 __all__ = ["NodeAdvice", "ServiceRates", "measure_service", "nodes_that_pay"]
 

@@ -18,11 +18,11 @@ from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import DEFAULT_PREFETCH, WorkerOptions
 from feeder.loader.service_options import Service
-from feeder.loader.trial import run, step_rate
 from feeder.system.cores import cores
 from feeder.system.memory import available_bytes
 from feeder.tools.encoding_gain import encoding_gains
 from feeder.tools.thresholds import NOTICEABLE_GAIN
+from feeder.tools.trial import run, step_rate
 from feeder.tools.tune.nodes import NodeAdvice, measure_service, nodes_that_pay
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Outcome, Search, Space
