@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler
 from typing_extensions import TypeVar
 
 from feeder.decoders.registry import Dali
@@ -32,7 +31,7 @@ from feeder.loader.generic.generic_path import GenericPath
 from feeder.loader.generic.resumable_samplers import make_resumable
 from feeder.loader.generic.split_order import SplitOrder, order_of
 from feeder.loader.generic.torchdata_state import SKIP_KEY
-from feeder.loader.left_out import Kept, check_torchs_skip, skipped_indices
+from feeder.loader.left_out import check_torchs_skip
 from feeder.loader.observe.live_view import begin_view
 from feeder.loader.observe.prometheus import MetricsPage
 from feeder.loader.observe.remote_counts import remote_counts
@@ -119,9 +118,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ranks get the same number of batches: ``stats()["padded"]`` lists the samples that are repeated for that. A
             loader that one rank of a job iterates alone needs ``rank=0, world_size=1``. An explicit ``sampler`` or
             ``batch_sampler`` replaces order and rank split.
-        skip: Ids of samples that no epoch has, or a :class:`feeder.Skip` of ids and of spans of single epochs. States
-            have it, and ``loader.skip = ...`` changes it, in the middle of an epoch too: what was not consumed by then
-            comes once. None: what a loaded state says; ``[]``: nothing. Not together with a sampler.
+        skip: Ids of samples of a feeder dataset that no epoch has, or a :class:`feeder.Skip` of ids and of spans of
+            single epochs. States have it, and ``loader.skip = ...`` changes it, in the middle of an epoch too: what was
+            not consumed by then comes once. None: what a loaded state says; ``[]``: nothing. Not together with a
+            sampler.
         mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one with
             equal probability. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels
             of the partners, weight of the first)``.
@@ -487,17 +487,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         order, sampler = self._generic.order, super()._index_sampler
         if order is not None:
             return order
-        if self._path_choice.takes_encoded:
-            return DrawnSampler(self._without_skipped(sampler), self._draws)
-        return self._without_skipped(sampler)
-
-    def _without_skipped(self, sampler: Any) -> Any:
-        if self.skip and self.batch_sampler is not None and not isinstance(sampler, BatchSampler):
-            raise ArgumentError(
-                "skip= is for the loader's own batches, and a derived class has put another batch sampler in their "
-                f"place, {type(sampler).__name__}: leave the samples out of the dataset, by a Subset"
-            )
-        return Kept(sampler, frozenset(skipped_indices(self.skip, self.dataset).tolist())) if self.skip else sampler
+        return DrawnSampler(sampler, self._draws) if self._path_choice.takes_encoded else sampler
 
     @functools.cached_property
     def _stream(self) -> CopyStream:
@@ -513,11 +503,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _check_skip(self, skip: Skip | None) -> None:
         """Raises ArgumentError if the loader, on torch's path, can't leave something out."""
         path = self._path_choice
-        if skip and self.on_error == "skip":
-            raise ArgumentError(
-                "on_error='skip' together with skip= is for feeder's datasets: here a bad sample might get one that is "
-                "left out in its place. Leave the samples out by a Subset"
-            )
         check_torchs_skip(skip, self.dataset, own_order=path.own_order, has_epochs=path.is_split_generic)
 
     def __getstate__(self) -> dict[str, Any]:

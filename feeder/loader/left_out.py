@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import BatchSampler, IterableDataset, Subset
+from torch.utils.data import Subset
 
 from feeder.dataset.reader import Reader
 from feeder.dataset.subset import as_feeder
@@ -21,7 +20,7 @@ from feeder.order.recent import Recent
 from feeder.order.sample_order import Order
 from feeder.order.skip import Skip
 
-__all__ = ["EpochGaps", "Kept", "check_skip", "check_torchs_skip", "skipped_ids", "skipped_indices"]
+__all__ = ["EpochGaps", "check_skip", "check_torchs_skip", "skipped_ids", "skipped_indices"]
 
 
 class EpochGaps:
@@ -42,35 +41,6 @@ class EpochGaps:
         return self._kept.get((order, epoch, skip), lambda: skip.gaps(order, epoch, ids())) if skip else None
 
 
-class Kept:
-    """An index sampler of torch's, without the samples that are left out; batches are filled with those that follow.
-
-    Args:
-        sampler: A BatchSampler, or a sampler of single samples, that gives each of the dataset's samples once.
-        left_out: Indices of the samples that are left out.
-    """
-
-    def __init__(self, sampler: Any, left_out: frozenset[int]) -> None:
-        self.sampler = sampler
-        self.left_out = left_out
-
-    def __len__(self) -> int:
-        """Batches, or samples, of an epoch."""
-        sampler = self.sampler
-        if not isinstance(sampler, BatchSampler):
-            return len(sampler) - len(self.left_out)
-        full, rest = divmod(len(sampler.sampler) - len(self.left_out), sampler.batch_size)  # type: ignore[arg-type]
-        return full + (1 if rest and not sampler.drop_last else 0)
-
-    def __iter__(self) -> Iterator[Any]:
-        sampler = self.sampler
-        if not isinstance(sampler, BatchSampler):
-            return (index for index in sampler if index not in self.left_out)
-        kept = (index for index in sampler.sampler if index not in self.left_out)
-        batches = iter(lambda: [*itertools.islice(kept, sampler.batch_size)], [])
-        return (batch for batch in batches if len(batch) == sampler.batch_size or not sampler.drop_last)
-
-
 def skipped_ids(skip: Skip | None, reader: Reader) -> npt.NDArray[np.int64]:
     """Returns the samples that no epoch has, by their ids in this reader: int64 [N], sorted."""
     if skip is None:
@@ -79,7 +49,7 @@ def skipped_ids(skip: Skip | None, reader: Reader) -> npt.NDArray[np.int64]:
 
 
 def skipped_indices(skip: Skip | None, dataset: Any, *, stored_order: bool = False) -> npt.NDArray[np.int64]:
-    """Returns the samples that no epoch has, by their indices in any map-style dataset: int64 [N], sorted.
+    """Returns the samples that no epoch has, by their indices in a dataset: int64 [N], sorted.
 
     Args:
         skip: What is left out; of a Subset by the ids in the whole dataset. None: nothing.
@@ -133,20 +103,18 @@ def check_torchs_skip(skip: Skip | None, dataset: Any, *, own_order: bool, has_e
         skip: What is left out; None: nothing.
         dataset: The dataset.
         own_order: False with an explicit sampler.
-        has_epochs: True in feeder's order, which alone has positions by epoch.
+        has_epochs: True in feeder's order, which alone is known by position.
 
     Raises:
         ArgumentError: naming what to do instead.
     """
     if not skip:
         return
-    if isinstance(dataset, IterableDataset):
-        raise ArgumentError("skip= is for samples with an index, and this dataset is iterable: leave them out in it")
     _check_own(own_order)
-    if skip.spans and not has_epochs:
+    if not has_epochs:
         raise ArgumentError(
-            f"a span is of positions in feeder's own order, and a {type(dataset).__name__} comes in torch's: skip "
-            "samples by their indices in the dataset"
+            f"skip= is for feeder's datasets, and this is a {type(dataset).__name__}: leave the samples out in it, or "
+            "by a torch.utils.data.Subset"
         )
     skipped_indices(skip, dataset)
 

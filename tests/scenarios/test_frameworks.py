@@ -580,7 +580,7 @@ def test_loaders_without_an_end_have_all_epochs_from_one_iterator(
     assert loader.stats()["batches"] == 21
     assert loader.state_dict()
     if kind == "plain":
-        with pytest.raises(ArgumentError, match="skip= is for the loader's own batches"):
+        with pytest.raises(ArgumentError, match="skip= is for feeder's datasets"):
             derived(_dataset(kind, shards), 8, True, skip=[3])
     else:
         assert epochs == [[batch[2].tolist() for batch in plain] for _ in range(3)]
