@@ -21,9 +21,9 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 175,
     "dataset": 2_795,
-    "decoders": 3_715,
+    "decoders": 3_645,
     "fields": 360,
-    "loader": 8_600,
+    "loader": 8_595,
     "order": 1_210,
     "service": 1_595,
     "shard": 8_325,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 5_580,
     "transforms": 2_435,
 }
-TOKENS = 469_250
+TOKENS = 467_700
 OWN_PARAMETERS = 15
 DENSE = 17
 

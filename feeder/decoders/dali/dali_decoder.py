@@ -33,9 +33,9 @@ class DaliDecoder(TrainerDecoder):
 
     Boxes, flips and everything else that is random come from the recipe's draws, never from DALI's random operators.
     JPEGs are cut (where seekable), decoded by one DALI pipeline, and cropped and resized by
-    :func:`feeder.decoders.gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
+    :func:`feeder.decoders.gpu.crop_resize`; turning, color and normalizing are one pass of
     :func:`feeder.decoders.gpu.normalize`. Ops that this pass lacks, such as hue, blur, warps and RandAugment, run
-    before it as batched torch ops (:mod:`feeder.decoders.device.device_ops`), and noise is written after it.
+    before it as batched torch ops (:mod:`feeder.decoders.device.device_ops`), and rectangles are erased after it.
 
     Images that DALI does not decode as Pillow does (other formats, CMYK), outliers in size, and files with a damaged
     header or markers are decoded by the CPU backend and join the batch. A batch on which DALI fails is redone on the
@@ -160,8 +160,7 @@ class DaliDecoder(TrainerDecoder):
 
         Args:
             staged: N samples, at least one.
-            views: The outputs, one for each view of the staged batch. A mixed one needs a float output; padding and
-                mixing do not go together.
+            views: The outputs, one for each view of the staged batch.
             channels_last: Memory format of the outputs.
 
         Returns:
@@ -170,7 +169,7 @@ class DaliDecoder(TrainerDecoder):
         """
         finishers = [self._finishers.of(view.recipe) for view in views]
         lengths = []
-        for recipe, _, _, padding, size in views:
+        for recipe, _, padding, size in views:
             # Ops on images of any size keep it.
             size = recipe.base_size or size
             sizes = np.array([size]) if padding is None or size is not None else padding.sizes
@@ -185,9 +184,8 @@ class DaliDecoder(TrainerDecoder):
                 done.append(finisher.padded(*some, turn=turn, channels_last=channels_last))
                 continue
             size = view.size or view.recipe.output_size
-            mix = None if any(errors) else view.mix
             assert size is not None
-            done.append(finisher(pixels[number], size, view.rest, turn=turn, channels_last=channels_last, mix=mix))
+            done.append(finisher(pixels[number], size, view.rest, turn=turn, channels_last=channels_last))
         return done, errors
 
     def meters(self) -> dict[str, int]:
