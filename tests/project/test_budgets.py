@@ -25,13 +25,13 @@ STATEMENTS = {
     "fields": 360,
     "loader": 8_595,
     "order": 1_210,
-    "service": 1_595,
+    "service": 1_580,
     "shard": 8_325,
     "system": 700,
     "tools": 5_580,
     "transforms": 2_435,
 }
-TOKENS = 467_700
+TOKENS = 467_500
 OWN_PARAMETERS = 15
 DENSE = 17
 
