@@ -23,7 +23,6 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
 from feeder.loader.generic.encoded_samples import DrawnIndex, DrawnSampler, ImageDraws
-from feeder.loader.generic.split_order import SplitEpoch
 from feeder.loader.generic.torchdata_state import DRAWS_KEY, sampler_place
 from feeder.loader.random_state import draw_seed
 from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
@@ -272,11 +271,6 @@ class IndexIterator:
         self._samples += len(values)
         self.yielded += 1
         return values
-
-    @property
-    def split_epoch(self) -> SplitEpoch | None:
-        """The epoch in feeder's own order; None with another sampler."""
-        return self._iterator if isinstance(self._iterator, SplitEpoch) else None
 
     def state(self) -> dict[str, Any]:
         """Returns its place, under torchdata's keys."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.subset import as_feeder, is_feeders
+from feeder.dataset.subset import as_feeder
 from feeder.decoders.registry import Dali, available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
@@ -219,16 +219,19 @@ def _source(data: Any, arguments: dict[str, Any], service: Service | None) -> tu
     """Returns the source of loaders and the present setting."""
     if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
         raise ArgumentError(f"tune() takes a dataset, and the loader's other arguments; got {type(data).__name__}")
-    unless_given = {"seed": 0} if is_feeders(data) else {}
+    unless_given: dict[str, Any] = {}
     rest = {name: value for name, value in arguments.items() if name not in _TUNED or isinstance(value, Dali)}
 
     def make(**keywords: Any) -> Any:
         return DataLoader(data, **{**unless_given, **rest, **keywords})
 
     wanted = arguments.get("backend", "auto")
-    probe = make(num_workers=0, backend=wanted)
+    with torch.random.fork_rng(devices=[]):  # a seed is drawn
+        probe = make(num_workers=0, backend=wanted)
     backend = probe.stats().get("backend")
     probe.close()
+    if backend is not None:  # else it takes torch's path
+        unless_given["seed"] = 0
 
     dataset: Any = as_feeder(probe.dataset) or probe.dataset
     backends = () if backend is None else (backend,) if wanted != "auto" else _backends(dataset.recipe)

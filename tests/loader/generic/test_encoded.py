@@ -429,7 +429,7 @@ def test_samples_that_differ_in_kind_are_refused(folder: Path) -> None:
             next(iter(cls(Images(folder, mixed), batch_size=2)))
 
 
-def test_a_derived_class_of_feeders_datasets_draws_in_feeders_order(folder: Path) -> None:
+def test_a_derived_class_of_feeders_datasets_draws_as_any_other_dataset(folder: Path) -> None:
     class Own(feeder.FolderDataset):
         def __getitem__(self, i: Any) -> Any:
             return feeder.Encoded(str(sorted((folder / "a").iterdir())[i]), CROPS), i
