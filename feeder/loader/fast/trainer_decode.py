@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,7 +169,7 @@ class DecodeFeed:
 
         for row, error in enumerate(errors):
             if isinstance(error, LeftToCpu):
-                error, substitutions = self._make(_on_cpu(work), batch, row, made.part(slice(row, row + 1)))
+                error, substitutions = self._make(self._on_cpu, batch, row, made.part(slice(row, row + 1)))
                 batch.report.substitutions += substitutions
             if error is not None:
                 named = work.reader.at(error, int(made.ids[row]))
@@ -216,6 +217,14 @@ class DecodeFeed:
         padding = Padding(draws.output_size, size, pad.value)
         return StagedView(recipe, draws.ops[recipe.base_length :], padding=padding)
 
+    @functools.cached_property
+    def _on_cpu(self) -> Work:
+        """The same work with all images decoded where it is done."""
+        other = copy.copy(self._work)
+        assert other.stager is not None
+        other.stager = other.stager.on_cpu()
+        return other
+
     def _replace(self, batch: BatchRecord, row: int, error: DecodeError) -> DecodeError | None:
         """Replaces a sample that only the decoder found to be bad; returns an error if that fails."""
         work, arrays = self._work, batch.arrays
@@ -250,7 +259,7 @@ class DecodeFeed:
 
         images, errors = self._finish(_Waiting(batch, staged), batch, made)
         if isinstance(errors[0], LeftToCpu):
-            verdict, further = self._make(_on_cpu(work), batch, row, made)
+            verdict, further = self._make(self._on_cpu, batch, row, made)
             return verdict, report.substitutions + further
 
         if errors[0] is None:
@@ -262,14 +271,6 @@ class DecodeFeed:
             for values, (value,) in zip(batch.report.extras, report.extras, strict=True):
                 values[row] = value
         return errors[0], report.substitutions
-
-
-def _on_cpu(work: Work) -> Work:
-    """Returns the same work with all images decoded where it is done."""
-    other = copy.copy(work)
-    assert other.stager is not None
-    other.stager = other.stager.on_cpu()
-    return other
 
 
 def _recipes(work: Work, batch: BatchRecord) -> tuple[Recipe, ...]:
