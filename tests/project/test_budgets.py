@@ -21,9 +21,9 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 175,
     "dataset": 2_775,
-    "decoders": 3_615,
+    "decoders": 3_600,
     "fields": 360,
-    "loader": 8_250,
+    "loader": 8_245,
     "order": 1_210,
     "service": 1_580,
     "shard": 8_325,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 5_585,
     "transforms": 2_435,
 }
-TOKENS = 462_750
+TOKENS = 462_400
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -83,9 +83,7 @@ class CudaDecoder(TrainerDecoder):
         self._started: collections.deque[_Started] = collections.deque()
         self._finishers = Finishers(self.name, self.device)
 
-    def prepare(
-        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
-    ) -> None:
+    def prepare(self, batch_size: int, outlier_pixels: int | None = None) -> None:
         """Prepares for the batches to come; only ``outlier_pixels`` matters."""
         if outlier_pixels is not None:
             self.stager.outlier_pixels = outlier_pixels

@@ -109,19 +109,15 @@ class DaliDecoder(TrainerDecoder):
         if self.device.type == "cuda":
             check_device(self.device.index)  # fails now, with the remedy
 
-    def prepare(
-        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
-    ) -> None:
+    def prepare(self, batch_size: int, outlier_pixels: int | None = None) -> None:
         """Prepares for the batches to come, so that the pipeline need not be rebuilt for them.
 
         Args:
             batch_size: The largest batch.
-            preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's;
-                None changes nothing.
             outlier_pixels: Images with more stored pixels are decoded by the CPU backend; a memory limit may lower it,
                 None changes nothing.
         """
-        self._queue.prepare(batch_size, preallocate)
+        self._queue.prepare(batch_size)
         if outlier_pixels is not None:
             self._limit_outliers(outlier_pixels)
 

@@ -42,7 +42,6 @@ class PipelineOptions:
         batch_size: Largest number of images in a run.
         crops: True to decode what the rows call decoded, not whole images; see Note [Whole images on a GPU].
         hw_decoder_load: Share of images for the hardware JPEG engine, if there is one, 0 to 1.
-        preallocate: (height, width) of the largest image to reserve decoding memory for, or None.
         fancy_upsampling: True to interpolate chroma, as libjpeg-turbo and so Pillow do; False to repeat it, which is
             faster in a GPU's JPEG engine.
     """
@@ -52,7 +51,6 @@ class PipelineOptions:
     batch_size: int = 64
     crops: bool = True
     hw_decoder_load: float = 0.65
-    preallocate: tuple[int, int] | None = None
     fancy_upsampling: bool = True
 
 
@@ -252,8 +250,6 @@ def build_pipeline(options: PipelineOptions) -> Any:
     }
     if on_gpu:
         decoder["hw_decoder_load"] = options.hw_decoder_load
-        if options.preallocate is not None:
-            decoder["preallocate_height_hint"], decoder["preallocate_width_hint"] = options.preallocate
     with pipeline:
         encoded = given("encoded", types.UINT8)
         if options.crops:

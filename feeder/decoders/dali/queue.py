@@ -137,15 +137,13 @@ class DaliQueue:
         self._started: deque[_Started] = deque()
         self._borrowed = Borrowed()
 
-    def prepare(self, batch_size: int, preallocate: tuple[int, int] | None = None) -> None:
+    def prepare(self, batch_size: int) -> None:
         """Prepares for the batches to come, so that the pipeline need not be rebuilt for them.
 
         Args:
             batch_size: The largest batch.
-            preallocate: As in the options; None changes nothing.
         """
-        batch_size = max(self.options.batch_size, batch_size)
-        self.options = replace(self.options, batch_size=batch_size, preallocate=preallocate or self.options.preallocate)
+        self.options = replace(self.options, batch_size=max(self.options.batch_size, batch_size))
 
     def parts(self, staged: Staged) -> list[PipelineRows]:
         """Divides a batch's JPEGs into runs within the limit."""

@@ -127,14 +127,11 @@ class TrainerDecoder(Decoder, Protocol):
             result = DecodeResult.join([result, redone])
         return replace(result, errors=errors)
 
-    def prepare(
-        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
-    ) -> None:
+    def prepare(self, batch_size: int, outlier_pixels: int | None = None) -> None:
         """Prepares for the batches to come.
 
         Args:
             batch_size: The largest batch.
-            preallocate: (height, width) of an image to reserve decoding memory for, or None.
             outlier_pixels: Images with more stored pixels are decoded by workers; None for the default limit.
         """
 
