@@ -21,7 +21,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 175,
     "dataset": 2_775,
-    "decoders": 3_600,
+    "decoders": 3_565,
     "fields": 360,
     "loader": 8_245,
     "order": 1_210,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 5_585,
     "transforms": 2_435,
 }
-TOKENS = 462_400
+TOKENS = 461_800
 OWN_PARAMETERS = 15
 DENSE = 17
 
