@@ -29,7 +29,7 @@ from feeder.system.warning import warn
 if TYPE_CHECKING:
     from feeder.transforms import Recipe, Views
 
-__all__ = ["FeederDataset", "applies_exif", "drawn_samples", "keeps_samples"]
+__all__ = ["FeederDataset", "applies_exif", "keeps_samples"]
 
 
 class FeederDataset(Dataset[tuple[Any, ...]]):
@@ -246,20 +246,6 @@ def _keys(reader: Reader, known: Collection[str]) -> Collection[str]:
         found = reader.field(0, "json") if "json" in known and len(reader) else None
         return found if isinstance(found, dict) else ()
     return ()
-
-
-def drawn_samples(dataset: FeederDataset, seed: int, epoch: int, ids: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Returns samples as ``dataset[i]`` does, with the augmentation that the loader's fast path draws for them.
-
-    Args:
-        dataset: A dataset for which :func:`keeps_samples` is True.
-        seed: 0 to 2**64-1.
-        epoch: 0 to 2**32-1.
-        ids: Sample ids, 0 or more.
-    """
-    found = np.array(ids, np.int64)
-    rows = np.arange(key_rows(dataset.recipe, dataset.extras))[:, None]
-    return dataset._drawn(seed, epoch, found + rows * len(dataset), found)
 
 
 def keeps_samples(dataset: Any, base: type) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +15,7 @@ from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.system.text import count
 
-__all__ = ["as_feeder", "dataset_fingerprint", "differing_part", "is_feeders", "joined_in", "remote_readers"]
+__all__ = ["as_feeder", "differing_part", "joined_in", "remote_readers"]
 
 
 def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
@@ -48,28 +47,6 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
     else:
         reader = whole.reader
     return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.extras)
-
-
-def is_feeders(dataset: Any) -> bool:
-    """Returns True for a feeder dataset, and for a ``Subset`` or ``ConcatDataset`` of feeder datasets, subclasses that
-    override ``dataset[i]`` included."""
-    if isinstance(dataset, ConcatDataset):
-        return all(map(is_feeders, dataset.datasets))
-    return is_feeders(dataset.dataset) if isinstance(dataset, Subset) else isinstance(dataset, FeederDataset)
-
-
-def dataset_fingerprint(dataset: Any) -> str:
-    """Returns a hash of the samples of a dataset for which :func:`is_feeders` is True."""
-    if isinstance(dataset, FeederDataset):
-        return dataset.reader.fingerprint()
-    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset.dataset]
-    digest = hashlib.blake2b("".join(map(dataset_fingerprint, parts)).encode(), digest_size=16)
-    if isinstance(dataset, Subset):
-        try:
-            digest.update(np.asarray(dataset.indices, np.int64).tobytes())
-        except (TypeError, ValueError):  # a derived class may take anything
-            digest.update(repr(dataset.indices).encode())
-    return digest.hexdigest()
 
 
 def remote_readers(dataset: Any) -> list[RemoteReader]:

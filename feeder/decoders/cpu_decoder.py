@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,6 @@ class CpuDecoder(Decoder):
 
     name = "cpu"
     takes_rows = True
-    fused: Mapping[str, str] = {"cut": "decode", "write": "transform"}
 
     def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1, fidelity: str = "fast") -> None:
         check_options(max_pixels, threads, fidelity)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from feeder.transforms import Draws, Recipe
 
 __all__ = [
-    "ALL_IN_DECODE",
     "FIDELITIES",
     "MAX_PIXELS",
     "Buffer",
@@ -31,9 +30,6 @@ Buffer = bytes | bytearray | memoryview
 
 # The default limit of an image: Pillow's own, 256 MiB of RGB.
 MAX_PIXELS = 89_478_485
-
-# For a backend that does not time its stages one by one.
-ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
 
 # "exact" gives Pillow's pixels to the level; "fast" may differ by amounts too small for any training to notice; "draft"
 # decodes at half or quarter size what becomes smaller still, where a backend can, and is "fast" where it can't.
@@ -99,13 +95,11 @@ class Decoder(Protocol):
     Attributes:
         name: The backend's name in ``backend=``.
         takes_rows: True if :meth:`decode` takes seekable JPEGs without the rows that the crops do not need.
-        fused: Maps each stage without its own time to the stage whose time contains it.
         redone_images: Number of images so far that the CPU decoded after this backend had failed on them.
     """
 
     name: str
     takes_rows: bool = False
-    fused: Mapping[str, str] = ALL_IN_DECODE
     redone_images: int = 0
 
     def check(self, recipe: Recipe) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler
 from typing_extensions import TypeVar
 
 from feeder.decoders.registry import Dali
@@ -30,9 +29,6 @@ from feeder.loader.fast.position import Place
 from feeder.loader.generic.encoded_samples import DrawnSampler, ImageDraws
 from feeder.loader.generic.generic_path import GenericPath
 from feeder.loader.generic.resumable_samplers import make_resumable
-from feeder.loader.generic.split_order import SplitOrder, order_of
-from feeder.loader.generic.torchdata_state import SKIP_KEY
-from feeder.loader.left_out import Kept, check_torchs_skip, skipped_indices
 from feeder.loader.observe.live_view import begin_view
 from feeder.loader.observe.prometheus import MetricsPage
 from feeder.loader.observe.remote_counts import remote_counts
@@ -62,10 +58,8 @@ from feeder.loader.samplers import (
     tell_epoch,
 )
 from feeder.loader.service_options import Service
-from feeder.loader.stateful import method_of
 from feeder.order.buckets import Buckets
-from feeder.order.lanes import Lanes
-from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard, in_blocks
+from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard
 from feeder.order.skip import Skip
 from feeder.system.limit_errors import explained
 from feeder.system.warning import warn
@@ -99,9 +93,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Args:
         dataset: As torch's, like all arguments up to ``in_order`` but for what follows.
-        num_workers: Also "auto": the fewest workers that are about as fast as workers on all cores of this rank, which
-            is measured for about three seconds; all cores where it can't be. The number changes no batch of a feeder
-            dataset; other datasets' random augmentation is seeded by worker.
+        num_workers: Also "auto": as many as have all cores of this rank busy, with their threads. The number changes no
+            batch of a feeder dataset; other datasets' random augmentation is seeded by worker.
         collate_fn: On the fast path called once for each batch, in a worker, with the list of its samples as
             ``dataset[i]`` gives them. The generators of Python, numpy and torch are seeded for the call. Not together
             with ``mix`` or ``memory_format``, or with a backend that decodes in this process.
@@ -120,9 +113,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ranks get the same number of batches: ``stats()["padded"]`` lists the samples that are repeated for that. A
             loader that one rank of a job iterates alone needs ``rank=0, world_size=1``. An explicit ``sampler`` or
             ``batch_sampler`` replaces order and rank split.
-        skip: Ids of samples that no epoch has, or a :class:`feeder.Skip` of ids and of spans of single epochs. States
-            have it, and ``loader.skip = ...`` changes it, in the middle of an epoch too: what was not consumed by then
-            comes once. None: what a loaded state says; ``[]``: nothing. Not together with a sampler.
+        skip: Ids of samples of a feeder dataset that no epoch has, or a :class:`feeder.Skip` of ids and of spans of
+            single epochs. States have it, and ``loader.skip = ...`` changes it, in the middle of an epoch too: what was
+            not consumed by then comes once. None: what a loaded state says; ``[]``: nothing. Not together with a
+            sampler.
         mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one with
             equal probability. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels
             of the partners, weight of the first)``.
@@ -212,7 +206,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         vars(self).update(skip=Skip.of(skip), seed=checked_seed(seed))
         path = self._path_choice = choose_path(given, self._ranks)
         self._target_device = None if self._to_device is None else self._to_device.target()
-        settled = settle_workers(DataLoader, given, path, self._target_device)
+        settled = settle_workers(given, path, self._target_device)
         given["num_workers"], threads, self._workers_choice = settled
         if threads is not None:
             vars(self)["worker_options"] = dataclasses.replace(self._workers, threads=threads)
@@ -231,7 +225,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         path, options, seed = self._path_choice, self._options(), vars(self)["seed"]
         check_ranks(getattr(self.batch_sampler, "sampler", self.sampler), options.ranks)
         self._draws = ImageDraws(seed, self.generator)
-        self._seed = RunSeed(seed, self.generator, options.ranks) if path.has_order else None
+        self._seed = RunSeed(seed, self.generator, options.ranks) if path.is_fast else None
         if self._seed is not None:
             # Frameworks that make the loader anew, on one rank or on all, give it what it was given.
             vars(self)["seed"] = self._seed.known
@@ -250,10 +244,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if path.is_fast:
             self._fast_path = self._make_fast_path()
         else:
-            if path.is_split_generic:
-                self._generic_path.order = self._make_split_order()
-            else:
-                make_resumable(self.sampler, self.batch_sampler)
+            make_resumable(self.sampler, self.batch_sampler)
             path.check(self._given, options.ranks)
             tell_of_conversion(self.dataset)
             self._check_skip(self.skip)
@@ -358,8 +349,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._fast_path.skip = skip
         elif not self._path_choice.is_fast:
             self._check_skip(skip)
-            if self._generic_path.order is not None:
-                self._generic_path.order.skip = skip
         vars(self)["skip"] = skip
 
     @property
@@ -372,7 +361,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shown, lost = self._shown_collate, self._lost_in_torchs()
         shown.given = function
         shown.lost = lost
-        return shown if lost or (self._path_choice.has_order and not self._keeps_order) else function
+        return shown if lost or (self._path_choice.is_fast and not self._keeps_order) else function
 
     @collate_fn.setter
     def collate_fn(self, function: Any) -> None:
@@ -413,7 +402,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(
                 f"Accelerate's prepare() makes one of torch's loaders from this one, {without(lost)}: l{way_out}"
             )
-        if self._path_choice.has_order:
+        if self._path_choice.is_fast:
             warn(
                 "Accelerate's prepare() makes one of torch's loaders from this one: the order stays, but not the "
                 f"speed, the augmentation by seed and the exact resume. L{way_out}: it splits epochs by rank itself"
@@ -440,37 +429,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             show_order(self, path.unseeded, self._seed)
         return path
 
-    @property
-    def _generic(self) -> GenericPath:
-        """The generic path; a copied or unpickled loader makes a split order of its own."""
-        if self._path_choice.is_split_generic and self._generic_path.order is None:
-            self._generic_path.order = self._make_split_order()
-        return self._generic_path
-
-    def _make_split_order(self) -> SplitOrder:
-        assert self._seed is not None
-        choice = self._path_choice
-        order = order_of(self.dataset, self._seed.known or 0, in_blocks(choice.shuffle, self.batch_size))
-        show_order(self, order, self._seed)
-        return SplitOrder(
-            self.dataset,
-            order,
-            choice.shuffle,
-            choice.follows_state,
-            self.batch_size,
-            self.drop_last,
-            self._ranks,
-            self.skip,
-            self._seed,
-        )
-
     def _aim(self, told: int) -> None:
         """Sets the epoch for one that a framework tells by the sampler."""
-        path = self._generic if self._fast is None else self._fast
-        epoch = self._told.take(told, path.due_epoch)
-        if self._fast is None:
-            self._generic.aim(self, epoch)
-        elif (iterator := self._fast.aim(epoch)) is not None:
+        assert self._fast is not None  # whose samplers alone tell
+        if (iterator := self._fast.aim(self._told.take(told, self._fast.due_epoch))) is not None:
             self._show_progress(iterator)
 
     @property
@@ -485,20 +447,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "torch's iterators would make other batches than this loader's, and its stats() and states would not "
                 "count them: iterate over the loader itself, with iter(loader)"
             )
-        order, sampler = self._generic.order, super()._index_sampler
-        if order is not None:
-            return order
-        if self._path_choice.takes_encoded:
-            return DrawnSampler(self._without_skipped(sampler), self._draws)
-        return self._without_skipped(sampler)
-
-    def _without_skipped(self, sampler: Any) -> Any:
-        if self.skip and self.batch_sampler is not None and not isinstance(sampler, BatchSampler):
-            raise ArgumentError(
-                "skip= is for the loader's own batches, and a derived class has put another batch sampler in their "
-                f"place, {type(sampler).__name__}: leave the samples out of the dataset, by a Subset"
-            )
-        return Kept(sampler, frozenset(skipped_indices(self.skip, self.dataset).tolist())) if self.skip else sampler
+        sampler = super()._index_sampler
+        return DrawnSampler(sampler, self._draws) if self._path_choice.takes_encoded else sampler
 
     @functools.cached_property
     def _stream(self) -> CopyStream:
@@ -512,14 +462,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return StaticBuffers(self.batch_size) if is_static else None
 
     def _check_skip(self, skip: Skip | None) -> None:
-        """Raises ArgumentError if the loader, on torch's path, can't leave something out."""
-        path = self._path_choice
-        if skip and self.on_error == "skip":
-            raise ArgumentError(
-                "on_error='skip' together with skip= is for feeder's datasets: here a bad sample might get one that is "
-                "left out in its place. Leave the samples out by a Subset"
-            )
-        check_torchs_skip(skip, self.dataset, own_order=path.own_order, has_epochs=path.is_split_generic)
+        """Raises ArgumentError if the loader, on torch's path, is to leave something out."""
+        if skip:
+            reason = self._path_choice.generic_reason
+            raise ArgumentError(f"skip= is for feeder's path. Here {reason}. Leave the samples out by a Subset")
 
     def __getstate__(self) -> dict[str, Any]:
         own: dict[str, Any] = {"_fast_path": None, "_generic_path": GenericPath(self.num_workers)}
@@ -538,7 +484,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Returns the iterator of the next epoch; classes that derive from torch's loader call or replace this method,
         and :meth:`__iter__` calls it."""
         path = self._path_choice
-        if not (path.own_order and path.has_order and goes_on_without_end(self)):
+        if not (path.own_order and path.is_fast and goes_on_without_end(self)):
             return self._begin_epoch()
         epochs = itertools.chain([self._begin_epoch()], iter(self._begin_epoch, None))
         return itertools.chain.from_iterable(epochs)
@@ -547,9 +493,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._serve_metrics()
         options = self._options()
         with explained():
-            iterator: Any = (
-                self._generic.iterate(self, options) if self._fast is None else self._fast.iterate(options, owner=self)
-            )
+            if self._fast is None:
+                iterator: Any = self._generic_path.iterate(self, options)
+            else:
+                iterator = self._fast.iterate(options, owner=self)
         self._show_progress(iterator)
         return cast("Iterator[Any]", iterator)
 
@@ -587,13 +534,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._fast.set_epoch(epoch)
             if not self._fast.own_order:
                 tell_epoch(self, epoch)
-        elif self._generic.order is None:
+        else:
             self._draws.next_epoch = epoch
             tell_epoch(self, epoch)
-        else:
-            self._generic.set_epoch(self, epoch)
-            if set_epoch := method_of(self.dataset, "set_epoch", 1):
-                set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the place of the iteration, not counting batches that were made ahead and not handed out. After a
@@ -601,8 +544,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         On the fast path the state is a few numbers, fit for JSON and the same on every rank; with an explicit sampler
         also the state of its generator, or its own, and a digest of the samples handed out, both of this rank. On
-        torch's path it is the state of torchdata's StatefulDataLoader: the sampler's place, from which any rank can go
-        on with feeder's own order, and the states of dataset and iterators.
+        torch's path it is the state of torchdata's StatefulDataLoader: the sampler's place, and the states of dataset
+        and iterators.
 
         Warns:
             UserWarning: once, if an explicit sampler draws from a global random state, which is not saved: only the
@@ -610,8 +553,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         if self._fast is not None:
             return self._fast.state_dict()
-        state = self._generic.state_dict(self, self._options())
-        return state | {SKIP_KEY: self.skip.state()} if self.skip else state
+        return self._generic_path.state_dict(self, self._options())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where a state was taken; world size, batch size and number of workers may differ.
@@ -623,13 +565,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         self._told.resume()
         if self._fast is None:
-            self._generic.load_state_dict(self, state_dict)
-            if self.skip is None:
-                self.skip = Skip.of_state(state_dict.get(SKIP_KEY))
-            if self._generic.order is not None and (
-                self._path_choice.follows_state or isinstance(self._path_choice.shuffle, Lanes)
-            ):
-                change_order(self, self._generic.order.order())
+            self._generic_path.load_state_dict(self, state_dict)
         else:
             self._fast.load_state_dict(state_dict)
             vars(self)["skip"] = self._fast.skip
@@ -730,8 +666,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         try:
             if self._fast_path is not None:
                 self._fast_path.close()
-            if self._generic_path.order is not None:
-                self._generic_path.order.close()
         finally:
             self._generic_path.close(self)
             page, self._metrics_page = self._metrics_page, None

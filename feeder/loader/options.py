@@ -100,8 +100,8 @@ class WorkerOptions:
             together, are kept from part to part, and end with their worker: if one of them hangs or crashes, the worker
             is replaced. More than about 8 gain nothing. "auto" is as many as keep the cores of this rank busy, 8 at
             most. Together with ``num_workers="auto"``, which counts threads as cores, it is 1 up to 8 cores, and with
-            more the least of 2, 4 and 8 with which 8 workers have all cores busy, if one worker of so many threads is
-            measured to be about as fast as so many workers. None: "auto" with ``num_workers="auto"``, else 1.
+            more the least of 2, 4 and 8 with which 8 workers have all cores busy. None: "auto" with
+            ``num_workers="auto"``, else 1.
         numa_node: Number of the NUMA node that the fast path's workers stay on, and that the memory of their batches is
             on. "auto" is the node of the GPU ``device``, on a host of several nodes where NVML (extra ``nvml``) or
             the kernel tells it; else nothing is bound, and pages are on the node of the thread that allocates them.

@@ -14,7 +14,7 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.foreign import convertible
 from feeder.dataset.further_images import images_in
 from feeder.dataset.mixture import Mixture
-from feeder.dataset.subset import as_feeder, differing_part, is_feeders, remote_readers
+from feeder.dataset.subset import as_feeder, differing_part, remote_readers
 from feeder.errors import ArgumentError
 from feeder.loader.options import DEFAULT_COLLATES
 from feeder.loader.ranks import current_ranks
@@ -57,10 +57,9 @@ class PathChoice:
 
     Attributes:
         source: The samples as one feeder dataset; None if they can't be taken so.
-        shuffle: The way to shuffle.
+        shuffle: The way to shuffle; on torch's path True or False, unless that is refused.
         given_shuffle: The loader's argument ``shuffle``.
         own_order: True without an explicit sampler.
-        holds_feeders: True if all samples come from feeder datasets, changed by a derived class or not.
         generic_reason: The reason for torch's path; None on the fast path.
         is_iterable: True for an iterable dataset.
     """
@@ -69,7 +68,6 @@ class PathChoice:
     shuffle: Shuffle
     given_shuffle: FullShuffle | Shuffle | None
     own_order: bool
-    holds_feeders: bool
     generic_reason: _Reason | None
     is_iterable: bool
 
@@ -84,23 +82,13 @@ class PathChoice:
         return self.shuffle is not False and self.given_shuffle != "full" and not goes_by_shard(self.given_shuffle)
 
     @property
-    def has_order(self) -> bool:
-        """True if epochs have feeder's order, or batches are the fast path's."""
-        return self.is_fast or self.is_split_generic
-
-    @property
-    def is_split_generic(self) -> bool:
-        """True for torch's path in feeder's order, split by rank."""
-        return self.own_order and self.holds_feeders and not self.is_fast
-
-    @property
     def takes_encoded(self) -> bool:
         """True if samples may hold images as :class:`feeder.Encoded`."""
         return not self.is_fast and not self.is_iterable
 
     def of_images(self, given: Iterable[str]) -> tuple[str, ...]:
         """Returns the given arguments, by name, that are for :class:`feeder.Encoded` alone."""
-        if self.holds_feeders or not self.takes_encoded:
+        if self.source is not None or not self.takes_encoded:
             return ()
         return tuple(name for name in given if name in _OF_IMAGES)
 
@@ -123,14 +111,13 @@ class PathChoice:
         Warns:
             UserWarning: if a feeder dataset goes without the fast path: nothing else would show it.
         """
-        taken = {"seed", *_OF_RANKS} if self.holds_feeders else {*self.of_images(given)}
-        refused = [name for name in given if name in _OF_FAST_PATH - taken]
-        if goes_by_shard(self.shuffle) and not self.is_split_generic:
+        refused = [name for name in given if name in _OF_FAST_PATH.difference(self.of_images(given))]
+        if goes_by_shard(self.shuffle):
             refused.insert(0, f"shuffle={type(self.shuffle).__name__}(...)")
         if refused:
             raise self._refusal(refused)
         if self.reason is not None:
-            self._warn(current_ranks(ranks)[1], has_seed="seed" in given)
+            self._warn(current_ranks(ranks)[1])
 
     def _refusal(self, names: list[str]) -> ArgumentError:
         are, them = ("is", "it") if len(names) == 1 else ("are", "them")
@@ -144,15 +131,11 @@ class PathChoice:
             f"{self.generic_reason}. Leave {them} out{way}"
         )
 
-    def _warn(self, world_size: int, *, has_seed: bool) -> None:
-        missing, further = "order, rank split and speed", ""
-        if self.is_split_generic:
-            missing = "speed"
-        elif world_size > 1 and self.own_order:
+    def _warn(self, world_size: int) -> None:
+        further = ""
+        if world_size > 1 and self.own_order:
             further = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
-        elif has_seed:
-            further = ". seed= has no effect here beside a sampler"
-        warn(f"this loader runs torch's path, without feeder's {missing}: {self.reason}{further}")
+        warn(f"this loader runs torch's path, without feeder's order, rank split and speed: {self.reason}{further}")
 
 
 def choose_path(given: Mapping[str, Any], ranks: tuple[int, int] | None) -> PathChoice:
@@ -174,8 +157,9 @@ def choose_path(given: Mapping[str, Any], ranks: tuple[int, int] | None) -> Path
     in_batches = given["batch_size"] is not None or given["batch_sampler"] is not None
     collates = given["collate_fn"] not in DEFAULT_COLLATES  # images of different sizes, too
     by_size = isinstance(sizes, Buckets) or (isinstance(sizes, PadToBatch) and sizes.group_by_aspect)
-    chosen = _choose_shuffle(dataset, shuffle, by_size or isinstance(dataset, Mixture), ranks)
-    source = as_feeder(dataset, stored_order=goes_by_shard(chosen))
+    if isinstance(shuffle, str) and shuffle != "full":
+        raise ArgumentError(f"shuffle must be True, False, 'full', a feeder.Window or feeder.Lanes, got {shuffle!r}")
+    source = as_feeder(dataset)
     reason = None
 
     if source is None:
@@ -197,8 +181,12 @@ def choose_path(given: Mapping[str, Any], ranks: tuple[int, int] | None) -> Path
             "the recipe has sizes by bucket or by epoch, which a loader has on feeder's path only: "
             + ("give sizes=feeder.Buckets(...)" if held.recipe.has_bucket and sizes is None else str(reason))
         )
+    chosen = shuffle if goes_by_shard(shuffle) else bool(shuffle)
+    if reason is None:
+        chosen = _choose_shuffle(dataset, shuffle, by_size or isinstance(dataset, Mixture), ranks)
+        source = as_feeder(dataset, stored_order=goes_by_shard(chosen))
     is_iterable = isinstance(dataset, IterableDataset)
-    return PathChoice(source, chosen, shuffle, own_order, is_feeders(dataset), reason, is_iterable)
+    return PathChoice(source, chosen, shuffle, own_order, reason, is_iterable)
 
 
 def sizeless(source: FeederDataset, sizes: bool) -> _Reason | None:
@@ -282,12 +270,9 @@ def _kept(value: Any) -> Iterator[Any]:
 def _choose_shuffle(
     dataset: Any, given: FullShuffle | Shuffle | None, by_size: bool, ranks: tuple[int, int] | None
 ) -> Shuffle:
-    """Returns the way to shuffle of a loader; images of one size are put together by a full shuffle."""
+    """Returns the way to shuffle on the fast path; images of one size are put together by a full shuffle."""
     if goes_by_shard(given):
         return given
-
-    if isinstance(given, str) and given != "full":
-        raise ArgumentError(f"shuffle must be True, False, 'full', a feeder.Window or feeder.Lanes, got {given!r}")
     if not given:
         return False
 

@@ -273,11 +273,11 @@ def test_a_class_that_keeps_the_samples_of_a_subset_takes_the_fast_path(shards: 
 
 def test_what_the_fast_path_lacks_is_said_of_such_a_class(shards: Path) -> None:
     with pytest.raises(ArgumentError, match="a _Relabelled, whose samples or length are not a feeder dataset's"):
-        DataLoader(_Relabelled(shards, RANDOM), on_error="skip")
+        DataLoader(_Relabelled(shards, RANDOM), rank=0, world_size=2)
     with pytest.raises(ArgumentError, match="the dataset is a Subset of a _Relabelled, whose samples or length are"):
-        DataLoader(Subset(_Relabelled(shards, RANDOM), [0]), on_error="skip")
+        DataLoader(Subset(_Relabelled(shards, RANDOM), [0]), rank=0, world_size=2)
     with pytest.raises(
         ArgumentError,
         match="the dataset is a Subset of a Subset of a ConcatDataset, of which dataset 0 is a _Relabelled",
     ):
-        DataLoader(Subset(Subset(ConcatDataset([_Relabelled(shards, RANDOM)]), [0]), [0]), on_error="skip")
+        DataLoader(Subset(Subset(ConcatDataset([_Relabelled(shards, RANDOM)]), [0]), [0]), rank=0, world_size=2)

@@ -20,6 +20,7 @@ from feeder.decoders.dali import queue as dali_queue
 from feeder.decoders.dali.dali_decoder import DaliDecoder
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError
 from feeder.decoders.registry import Dali
+from feeder.decoders.staged.trainer_decoder import LeftToCpu
 from tests.support.conformance import MEAN, STD, decode
 from tests.support.dali_batches import BASE, HEIGHT, WIDTH, check_alike, draw, finish, jpeg, rest, run, staged
 from tests.support.loader_data import without_tables
@@ -52,9 +53,8 @@ def test_a_failure_of_whatever_kind_leaves_no_pipeline_behind(
             for _ in range(3):
                 batch = staged(decoder, good, BASE, draws)
                 decoder.start(batch)
-                images, errors = finish(decoder, batch, BASE, rest(BASE, draws))
-                assert errors == [None] * 4
-                check_alike(images.numpy(), expected, 1)
+                _, errors = finish(decoder, batch, BASE, rest(BASE, draws))
+                assert [type(error) for error in errors] == [LeftToCpu] * 4
         assert len(pipelines) == 3
         assert [pipeline() for pipeline in pipelines] == [None] * 3
     finally:
@@ -71,11 +71,6 @@ def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
     for row in (0, 63, 64, 74):
         draws = draw(BASE, len(buffers)).take([row])
         np.testing.assert_array_equal(decode(few, [buffers[row]], BASE, draws, np.ones(1, np.uint8))[0], whole[row])
-
-
-def decode_whole_images(decoder: DaliDecoder) -> None:
-    """Makes a decoder on the CPU decode whole images, as DALI does on a GPU."""
-    decoder._queue.options = dataclasses.replace(decoder._queue.options, crops=False)
 
 
 class Memory:
@@ -96,12 +91,12 @@ class Memory:
                 pipeline.rebuild()
                 raise PipelineError("it fails")
 
-        def submitted(pipeline: DaliPipeline, rows: Any, payloads: Any, ticket: object) -> None:
+        def submitted(pipeline: DaliPipeline, payloads: Any, ticket: object) -> None:
             failing(pipeline, "submit")
-            submit(pipeline, rows, payloads, ticket)
-            counts.append(len(rows))
-            self.there += len(rows)
-            self.under_way += len(rows)
+            submit(pipeline, payloads, ticket)
+            counts.append(len(payloads))
+            self.there += len(payloads)
+            self.under_way += len(payloads)
             self.most = max(self.most, self.there)
 
         def collected(pipeline: DaliPipeline, ticket: object, stream: Any = None) -> Any:
@@ -130,7 +125,6 @@ def test_batches_are_started_ahead_as_far_as_the_memory_limit_allows(
     batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
     expected = [finish(plain, batch, BASE, ())[0] for batch in batches]
     memory = Memory(monkeypatch)
-    decode_whole_images(decoder)
     started = [decoder.start(batch) for batch in batches]
     assert started == [number < ahead // 5 for number in range(4)]
     assert memory.under_way == ahead
@@ -161,7 +155,6 @@ def test_what_kernels_still_read_is_in_the_memory_limit() -> None:
             self.come = True
 
     decoder, event = DaliDecoder(options=Dali(memory_limit_bytes=10 * 3 * HEIGHT * WIDTH)), Event()
-    decode_whole_images(decoder)
     batch = staged(decoder, [jpeg(k) for k in range(5)], BASE, draw(BASE, 5))
     decoder._queue._borrowed.hold(object(), 6 * 3 * HEIGHT * WIDTH, event)
     assert not decoder.start(batch)
@@ -206,7 +199,6 @@ def test_a_pipeline_whose_first_run_was_small_gives_way_to_another(
 
 def test_a_failure_gives_back_the_memory_of_what_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = DaliDecoder(options=Dali(memory_limit_bytes=10 * 3 * HEIGHT * WIDTH))
-    decode_whole_images(decoder)
     draws = draw(BASE, 5)
     batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
     memory = Memory(monkeypatch)
@@ -241,7 +233,7 @@ def test_an_earlier_batch_is_never_written_again() -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_in_parts_and_kernel_2_give_the_same_crops(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole batches, and batches in parts."""
     if not native:
         monkeypatch.setattr(crops, "on_cpu", crops.on_gpu)
@@ -249,7 +241,6 @@ def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, monkeypatch
     expected = run(DaliDecoder(), buffers)
     decoder, limited = DaliDecoder(), DaliDecoder(options=Dali(memory_limit_bytes=2 * 3 * HEIGHT * WIDTH))
     for each in (decoder, limited):
-        decode_whole_images(each)
         check_alike(run(each, buffers), expected, 1)
         assert each.dali_images == 6
         assert each.redone_images == 0
@@ -274,10 +265,8 @@ def test_batches_that_were_started_are_finished_as_any_other(order: tuple[int, .
             decoder.start(batches[step + 2])
         expected, failed = finish(plain, batches[number], BASE, ())
         assert [str(error) for error in errors] == [str(error) for error in failed]
-        assert (errors[1] is not None) == (number == broken)
-        good = [row for row, error in enumerate(errors) if error is None]
-        assert len(good) == 3 - (number == broken)
-        assert torch.equal(images[good], expected[good])
+        assert [isinstance(error, LeftToCpu) for error in errors] == [number == broken] * 3
+        assert torch.equal(images, expected)
 
 
 def test_a_batch_that_was_started_can_be_dropped() -> None:

@@ -59,14 +59,6 @@ def test_the_caption_is_a_function_of_seed_epoch_and_sample(shards: Path) -> Non
     assert [a | b for a, b in zip(*ranks, strict=True)] == epochs[:2]
 
 
-def test_torchs_path_in_feeders_order_draws_the_same(shards: Path) -> None:
-    dataset = ShardDataset(shards, fields={"txt": Choice(Lines())})
-    with pytest.warns(UserWarning, match="torch's path"):
-        loader = DataLoader(dataset, batch_size=None, shuffle=True)
-    found = [sample[2] for sample in loader]
-    assert {int(text.split()[3]): int(text.split()[1]) for text in found} == _chosen(shards)[0]
-
-
 def test_fields_of_a_sample_draw_the_same_entry(shards: Path, tmp_path: Path) -> None:
     tokens = Tokens(word_tokenizer(tmp_path / "t.json"), max_length=8, text=Choice(Json("captions")))
     dataset = ShardDataset(shards, Resize((8, 8)), fields={"txt": Choice(Lines()), "json": tokens})

@@ -270,33 +270,10 @@ def test_what_kernel_1_runs_alone_is_one_pass_as_before(device: torch.device, mo
         ]
     )
     draws = recipe.draw(0, 0, np.arange(COUNT), [[HEIGHT, WIDTH]] * COUNT)
-    mix = gpu.Mix(torch.arange(-1, COUNT - 1, device=device) % COUNT, 0.3)
     batch = torch.from_numpy(pixels()).to(device)
-    Finisher(recipe, device)(batch, (HEIGHT, WIDTH), draws.ops[recipe.base_length :], mix=mix)
+    Finisher(recipe, device)(batch, (HEIGHT, WIDTH), draws.ops[recipe.base_length :])
     (options,) = calls
-    assert options["mix"] is mix
-    assert options["erase"] is not None
     assert options["color"].steps.shape == (COUNT, 5)
-
-
-@pytest.mark.parametrize("box", [None, (3, 5, 20, 30)])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_mixed_after_the_noise(
-    channels_last: bool, dtype: str, box: tuple[int, int, int, int] | None, device: torch.device
-) -> None:
-    recipe = T.Recipe.of(
-        [T.Resize((HEIGHT, WIDTH)), T.GaussianBlur(3), T.Normalize(MEAN, STD), NOISE, T.ToDtype(dtype)]
-    )
-    draws = recipe.draw(0, 0, np.arange(COUNT), [[HEIGHT, WIDTH]] * COUNT)
-    batch, rest = torch.from_numpy(pixels()).to(device), draws.ops[recipe.base_length :]
-    finisher, lam = Finisher(recipe, device), 0.3 if box is None else 0.0
-    plain = finisher(batch, (HEIGHT, WIDTH), rest)
-    mix = gpu.Mix(torch.arange(-1, COUNT - 1, device=device) % COUNT, lam, box)
-    found = finisher(batch, (HEIGHT, WIDTH), rest, mix=mix, channels_last=channels_last)
-    expected = T.mixing.Mixing(lam, box, lam).apply(plain.float())
-    torch.testing.assert_close(found.float(), expected, rtol=1e-3 if dtype == "float16" else 1e-6, atol=1e-3)
-    assert not torch.equal(found, plain)
 
 
 class _NoneFromTheCpu(TorchDispatchMode):
@@ -323,7 +300,6 @@ def test_nothing_is_read_back_from_the_device(monkeypatch: pytest.MonkeyPatch) -
         return torch.empty((len(images), 3, *size), dtype=dtype, device=meta)
 
     monkeypatch.setattr(gpu, "normalize", kernel_1)
-    mix = gpu.Mix(torch.arange(COUNT, device=meta), 0.3)
     bicubic = T.RandAugment(4, interpolation="bicubic")
     for ops in (
         *RECIPES,
@@ -336,7 +312,7 @@ def test_nothing_is_read_back_from_the_device(monkeypatch: pytest.MonkeyPatch) -
         finisher = Finisher(recipe, meta)
         finisher(batch, size, draws.ops[recipe.base_length :])  # the first time it copies what stays
         with _NoneFromTheCpu():
-            found = finisher(batch, size, draws.ops[recipe.base_length :], mix=mix)
+            found = finisher(batch, size, draws.ops[recipe.base_length :])
         assert found.is_meta
         assert found.shape == (COUNT, 3, *size)
 

@@ -258,22 +258,10 @@ def test_a_loader_of_torchs_in_place_of_one_with_buckets_is_refused(shards: Path
         _torchs(loader)
 
 
-def test_a_loader_of_torchs_without_skip_is_refused_for_any_dataset() -> None:
-    loader = DataLoader(range(20), 8)
-    assert len(_torchs(loader)) == 2
-    loader.skip = [3]
-    with pytest.raises(ArgumentError, match="bring back what skip= leaves out"):
-        _torchs(loader)
-    assert [len(batch) for batch in loader] == [8, 8, 3]
-
-
-@pytest.mark.filterwarnings("ignore:this loader runs torch's path")
 def test_a_loader_of_torchs_in_its_place_warns(shards: Path) -> None:
     dataset = ShardDataset(shards, CROP_AND_FLIP)
-    for collate, path in ((None, "fast"), (list, "fast"), (None, "generic")):
-        used: Any = dataset if path == "fast" else Derived(shards, CROP_AND_FLIP)
-        loader = DataLoader(used, 8, collate_fn=collate)
-        assert loader.path == path
+    for collate in (None, list):
+        loader: Any = DataLoader(dataset, 8, collate_fn=collate)
         with pytest.warns(UserWarning, match="torch's loader was made from .*Leave the loader as it is") as caught:
             assert len(_torchs(loader)) == 4
         assert len(caught) == 1
@@ -293,6 +281,28 @@ def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -
     for given, arguments, message in cases:
         with pytest.raises(ArgumentError, match=message):
             DataLoader(given, memory_format=torch.channels_last, **arguments)
+
+
+@pytest.mark.filterwarnings("ignore:this loader runs torch's path")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_derived_class_comes_in_torchs_order_and_refuses_feeders_own_arguments(shards: Path, workers: int) -> None:
+    dataset = Derived(shards, CROP_AND_FLIP, fields=("index",))
+    loader = DataLoader(dataset, 8, shuffle=True, num_workers=workers)
+    plain: Any = torch.utils.data.DataLoader(range(len(dataset)), 8, shuffle=True)  # type: ignore[arg-type]
+    torch.manual_seed(3)
+    expected = [ids.tolist() for ids in plain]
+    torch.manual_seed(3)
+    assert [ids.tolist() for *_, ids in loader] == expected
+    for options, named in (
+        ({"rank": 0, "world_size": 2}, "rank, world_size are for .*a DistributedSampler splits"),
+        ({"shuffle": Window(4)}, r"shuffle=Window\(...\) is for"),
+        ({"skip": [1]}, "skip= is for feeder's path. Here .*Leave the samples out by a Subset"),
+    ):
+        with pytest.raises(ArgumentError, match=named):
+            DataLoader(dataset, 8, **options)
+    with pytest.raises(ArgumentError, match="skip= is for feeder's path"):
+        loader.skip = [1]
+    assert loader.skip is None
 
 
 def test_images_without_a_fixed_size_take_torchs_path(shards: Path) -> None:
@@ -342,13 +352,6 @@ def test_a_feeder_dataset_on_torchs_path_is_warned_of_once_with_the_reason_and_t
         assert quiet.stats()["path_reason"] is None
     assert DataLoader(subset).path == "fast"
     assert DataLoader(torch.arange(3)).path == "generic"
-
-
-def test_auto_workers_do_not_warn_of_torchs_path_once_more(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.loader.auto_workers.RUN_S", 0.01)
-    with pytest.warns(UserWarning, match="runs torch's path") as caught:
-        DataLoader(_AsDict(ShardDataset(shards, CROP_AND_FLIP)), batch_size=8, num_workers="auto")
-    assert len([each for each in caught if "runs torch's path" in str(each.message)]) == 1
 
 
 @pytest.mark.parametrize("workers", [0, 1])

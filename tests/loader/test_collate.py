@@ -482,14 +482,6 @@ def test_threads_that_unpack_at_the_same_time_get_their_own_memory() -> None:
         assert other.result()[1].unique().tolist() == [2]
 
 
-def test_auto_workers_measure_with_the_collate_fn(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.loader.auto_workers.RUN_S", 0.01)
-    dataset = ShardDataset(shards, RandomResizedCrop(8), fields=("index",))
-    loader = DataLoader(dataset, 8, collate_fn=as_dict, num_workers="auto")
-    assert loader.num_workers >= 1
-    assert sorted(index for batch in loader for index in batch["index"]) == list(range(50))
-
-
 class _Pinnable:
     def pin_memory(self) -> str:
         return "pinned"

@@ -12,7 +12,6 @@ import torch
 import torch.utils.data
 
 from feeder import transforms as T
-from feeder.dataset.base import drawn_samples
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.decoders.decoder import View
@@ -29,6 +28,7 @@ from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support.documents import block
+from tests.support.drawn_samples import drawn_samples
 from tests.support.image_pairs import encoded_pixels, pair_pixels, write_pairs
 from tests.support.loader_data import without_tables
 

@@ -18,7 +18,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
-from feeder.transforms import RandomHorizontalFlip, Resize
+from feeder.transforms import Resize
 from tests.support.batches import copied_epoch, same_batches, sample_ids
 from tests.support.loader_data import encode, write_shards
 
@@ -40,12 +40,6 @@ def dataset(shards: Path) -> ShardDataset:
 def _loader(dataset: Any, batch_size: int | None = 5, **options: Any) -> DataLoader[Any]:
     keywords: dict[str, Any] = {"shuffle": _LANES, "seed": 4} | options
     return DataLoader(dataset, batch_size, **keywords)
-
-
-def _quiet_loader(dataset: Any, *args: Any, **options: Any) -> DataLoader[Any]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "this loader runs torch's path")
-        return _loader(dataset, *args, **options)
 
 
 def _json(state: dict[str, Any]) -> dict[str, Any]:
@@ -175,34 +169,6 @@ def test_the_sampler_shows_the_order_of_the_run(shards: Path, dataset: ShardData
     resumed.load_state_dict(state)
     shown = list(copy.copy(resumed.sampler))
     assert shown == sample_ids(copied_epoch(resumed))
-    free = ShardDataset(shards, RandomHorizontalFlip(), fields=("index",))
-    state = _quiet_loader(free).state_dict()
-    generic = _quiet_loader(free, 6)
-    generic.load_state_dict(state)
-    assert list(copy.copy(generic.sampler)) == sample_ids(copied_epoch(generic)) == shown
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_torchs_path_has_the_same_order_and_resumes(shards: Path, dataset: ShardDataset, workers: int) -> None:
-    free = ShardDataset(shards, RandomHorizontalFlip(), fields=("index",))
-    whole = sample_ids(copied_epoch(_loader(dataset)))
-    generic = _quiet_loader(free, num_workers=workers)
-    assert generic.path == "generic"
-    iterator = iter(generic)
-    seen = sample_ids([next(iterator) for _ in range(3)])
-    state = _json(generic.state_dict())
-    resumed = _quiet_loader(free, 8)
-    resumed.load_state_dict(state)
-    assert seen + sample_ids(copied_epoch(resumed)) == whole
-    with pytest.raises(ArgumentError, match="shuffle"):
-        _quiet_loader(free, shuffle=Lanes(4, 9)).load_state_dict(state)
-    ranks = [_quiet_loader(free, rank=rank, world_size=2) for rank in range(2)]
-    fast = [_loader(dataset, rank=rank, world_size=2) for rank in range(2)]
-    assert [sample_ids(copied_epoch(r)) for r in ranks] == [sample_ids(copied_epoch(r)) for r in fast]
-    single = _quiet_loader(dataset, None)
-    with pytest.warns(UserWarning, match="rank 0 of 3 reads"):
-        assert len(list(_quiet_loader(free, rank=0, world_size=3))) == 10
-    assert sorted(int(sample[2]) for sample in single) == list(range(_SIZE))
 
 
 def test_parts_and_joined_sets_are_taken_by_their_shards(shards: Path, dataset: ShardDataset, tmp_path: Path) -> None:
@@ -233,7 +199,7 @@ def test_folders_and_what_hides_its_shards(shards: Path, tmp_path: Path) -> None
         def __getitem__(self, i: Any) -> Any:
             return i
 
-    with pytest.raises(ArgumentError, match=r"shuffle=Lanes\(...\) needs to know the samples of each shard"):
-        _quiet_loader(Subset(Named(shards), range(9)))
+    with pytest.raises(ArgumentError, match=r"^shuffle=Lanes\(...\) is for feeder's datasets"):
+        _loader(Subset(Named(shards), range(9)), seed=None)
     with pytest.raises(ArgumentError, match=r"^shuffle=Lanes\(...\) is for feeder's datasets"):
         _loader(torch.arange(9), seed=None)

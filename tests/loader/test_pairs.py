@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from feeder import transforms as T
-from feeder.dataset.base import drawn_samples
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.fields import Choice, Lines
 from feeder.loader.dataloader import DataLoader
 from feeder.order.buckets import Buckets
 from feeder.transforms.pad_to_batch import PadToBatch
+from tests.support.drawn_samples import drawn_samples
 from tests.support.target_data import TARGETS, members, write_target_shards
 
 SEED, SAMPLES = 5, 24
@@ -32,7 +32,6 @@ LOADER: dict[str, dict[str, Any]] = {
     "workers": {"num_workers": 1},
     "device": {"device": "cpu", "memory_format": torch.channels_last},
     "repeats": {"sampler": [3, 3, 8, 3, 1, 3], "shuffle": None},
-    "single samples": {"batch_size": None},
 }
 
 REFUSED = {
@@ -44,11 +43,8 @@ REFUSED = {
     ("views", "pad"): "size of view 0 of Views depends on the image",
     ("buckets", "collate_fn"): "collate_fn",
     ("buckets", "repeats"): "sampler",
-    ("buckets", "single samples"): "batch_size",
     ("pad", "mix"): "mix=",
     ("pad", "collate_fn"): "collate_fn",
-    ("pad", "single samples"): "batch_size",
-    ("by epoch", "single samples"): "batch_size",
 }
 PAIRS = [
     pair
@@ -114,8 +110,6 @@ def loader_of(folders: tuple[Path, Path], names: set[str]) -> DataLoader[Any]:
 
 def rows_of(batch: Any, names: set[str]) -> list[list[Any]]:
     """The samples of a batch, each as ``dataset[i]`` has it; padding is cut off."""
-    if "single samples" in names:
-        return [list(batch)]
     if "collate_fn" in names:
         return [list(sample) for sample in batch]
     images, labels, *rest = batch

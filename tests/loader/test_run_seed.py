@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,9 @@ def _drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-class _Own(ShardDataset):
-    """Takes torch's path, in feeder's order."""
-
-    def __getitem__(self, i: Any) -> Any:
-        return super().__getitem__(i)
-
-
-@pytest.fixture(params=[ShardDataset, _Own])
-def dataset(request: pytest.FixtureRequest, shards: Path) -> Iterator[ShardDataset]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "this loader runs torch's path")
-        yield request.param(shards, CROP_AND_FLIP, fields=("index",))
+@pytest.fixture
+def dataset(shards: Path) -> ShardDataset:
+    return ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
 
 
 def _loader(dataset: ShardDataset, **options: Any) -> DataLoader[Any]:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from feeder import transforms as T
-from feeder.dataset.base import drawn_samples
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
@@ -18,6 +17,7 @@ from feeder.loader.options import ToDevice, WorkerOptions
 from feeder.order.buckets import Buckets
 from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support.documents import block
+from tests.support.drawn_samples import drawn_samples
 from tests.support.target_data import SCALE, TARGETS, write_target_shards
 
 SEED = 5

@@ -40,7 +40,6 @@ ROOMS = (
     ("loader.device",),
     ("service.frames",),
     ("loader.fast", "loader.generic"),
-    ("loader.trial",),
     ("loader.auto_workers",),
     ("loader.dataloader",),
     ("loader.from_torch",),

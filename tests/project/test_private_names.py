@@ -19,6 +19,7 @@ _EXCEPTIONS = {
     "tests/loader/fast/test_pool.py": {"_epoch"},
     "tests/loader/fast/test_replacement.py": {"_epoch", "_locked", "_patience_s", "_start"},
     "tests/loader/fast/test_task_board.py": {"_locked", "_workers"},
+    "tests/support/drawn_samples.py": {"_drawn"},  # the draws that the loader has, sample by sample
     # Names of torch's own loader, too: _iterator and _workers are the way to the worker processes.
     "tests/loader/generic/test_replacement.py": {"_batches", "_iterator", "_workers"},
     "tests/loader/generic/test_shutdown.py": {"_iterator", "_workers"},

@@ -48,16 +48,8 @@ class Plain(torch.utils.data.Dataset[Any]):
         return torch.full((3, 8, 8), float(i)), i % 7, i
 
 
-class Derived(ShardDataset):
-    """A feeder dataset that makes samples of its own, which a loader takes by torch's path."""
-
-    def __getitem__(self, i: Any) -> Any:
-        return super().__getitem__(i)
-
-
 def _dataset(kind: str, shards: Path) -> Any:
-    derived = Derived if kind == "derived" else ShardDataset
-    return Plain() if kind == "plain" else derived(shards, RandomResizedCrop(8), fields=("index",))
+    return Plain() if kind == "plain" else ShardDataset(shards, RandomResizedCrop(8), fields=("index",))
 
 
 def _loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -129,7 +121,7 @@ def test_lightning_sees_every_sample_of_every_epoch(shards: Path, tmp_path: Path
     loader.close()
 
 
-@pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
+@pytest.mark.parametrize("kind", ["shards", "plain"])
 def test_lightning_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Path, kind: str) -> None:
     save = _lightning().callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=5, save_top_k=-1)
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": 1}
@@ -146,12 +138,11 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("every", ["epoch", "step"])
-@pytest.mark.parametrize("kind", ["shards", "derived"])
-def test_lightning_goes_on_between_epochs(shards: Path, tmp_path: Path, every: str, kind: str) -> None:
+def test_lightning_goes_on_between_epochs(shards: Path, tmp_path: Path, every: str) -> None:
     """Lightning makes the iterator before it tells the epoch, and doesn't load the place in an epoch that is over."""
     options = {"every_n_epochs": 1} if every == "epoch" else {"every_n_train_steps": 7}
     save = _lightning().callbacks.ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, **options)
-    loaders = [DataLoader(_dataset(kind, shards), batch_size=8, shuffle=True, num_workers=k) for k in (0, 1)]
+    loaders = [DataLoader(_dataset("shards", shards), batch_size=8, shuffle=True, num_workers=k) for k in (0, 1)]
     unbroken, resumed = _module(), _module()
     _trainer(tmp_path, max_epochs=3, callbacks=[save]).fit(unbroken, loaders[0])
     _trainer(tmp_path, max_epochs=3).fit(resumed, loaders[1], ckpt_path=tmp_path / "epoch=0.ckpt")
@@ -159,7 +150,7 @@ def test_lightning_goes_on_between_epochs(shards: Path, tmp_path: Path, every: s
     assert torch.equal(resumed.layer.weight, unbroken.layer.weight)
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("shards", 1), ("derived", 0)])
+@pytest.mark.parametrize(("kind", "workers"), [("shards", 1), ("shards", 0)])
 def test_lightning_cycles_through_a_shorter_loader(shards: Path, tmp_path: Path, kind: str, workers: int) -> None:
     """It counts its own epochs, in each of which the shorter loader has several, and the last one not to its end."""
 
@@ -189,28 +180,27 @@ def test_lightning_cycles_through_a_shorter_loader(shards: Path, tmp_path: Path,
 
 
 def test_an_epoch_that_a_framework_tells_goes_on_where_the_loader_is(shards: Path) -> None:
-    for kind in ("shards", "derived"):
-        loader, resumed, expected = (DataLoader(_dataset(kind, shards), 20, True) for _ in range(3))
-        sampler: Any = loader.sampler
-        epochs = [[batch[2].tolist() for batch in expected] for _ in range(6)]
+    loader, resumed, expected = (DataLoader(_dataset("shards", shards), 20, True) for _ in range(3))
+    sampler: Any = loader.sampler
+    epochs = [[batch[2].tolist() for batch in expected] for _ in range(6)]
 
-        def epoch(of: Any = loader) -> list[list[int]]:
-            return [batch[2].tolist() for batch in of]
+    def epoch(of: Any = loader) -> list[list[int]]:
+        return [batch[2].tolist() for batch in of]
 
-        for told, passes in ((0, [0, 1]), (1, [2]), (2, [3, 4])):
-            sampler.set_epoch(told)
-            sampler.set_epoch(told)  # by a callback of the user's, too
-            assert [epoch() for _ in passes] == [epochs[number] for number in passes]
-        next(iter(loader))
-        resumed.load_state_dict(loader.state_dict())
-        sampler = resumed.sampler
-        sampler.set_epoch(0)  # as Lightning's Fabric counts in each run
-        assert epoch(resumed) == epochs[5][1:]
-        sampler.set_epoch(3)  # any other one is that epoch
-        assert epoch(resumed) == epochs[3]
-        resumed.set_epoch(1)
-        sampler.set_epoch(2)
-        assert epoch(resumed) == epochs[2]
+    for told, passes in ((0, [0, 1]), (1, [2]), (2, [3, 4])):
+        sampler.set_epoch(told)
+        sampler.set_epoch(told)  # by a callback of the user's, too
+        assert [epoch() for _ in passes] == [epochs[number] for number in passes]
+    next(iter(loader))
+    resumed.load_state_dict(loader.state_dict())
+    sampler = resumed.sampler
+    sampler.set_epoch(0)  # as Lightning's Fabric counts in each run
+    assert epoch(resumed) == epochs[5][1:]
+    sampler.set_epoch(3)  # any other one is that epoch
+    assert epoch(resumed) == epochs[3]
+    resumed.set_epoch(1)
+    sampler.set_epoch(2)
+    assert epoch(resumed) == epochs[2]
 
 
 _LIGHTNING_RANKS = """
@@ -246,7 +236,7 @@ for folder, kind, inject in cases:
 def test_lightning_on_two_processes(shards: Path, tmp_path: Path) -> None:
     """With its own sampler, which it rebuilds the loader with, and with the loader's own split."""
     _lightning()
-    kinds = [("shards", True), ("plain", True), ("shards", False), ("derived", True), ("derived", False)]
+    kinds = [("shards", True), ("plain", True), ("shards", False)]
     cases = [(tmp_path / str(number), *case) for number, case in enumerate(kinds)]
     for folder, *_ in cases:
         folder.mkdir()
@@ -453,7 +443,7 @@ from feeder.loader.dataloader import DataLoader
 
 accelerator = Accelerator(cpu=True)
 seen = {}
-for kind in ("shards", "derived", "plain"):
+for kind in ("shards", "plain"):
     for way in ("own", "prepared", "sampler"):
         dataset = _dataset(kind, Path(sys.argv[1]))
         sampler = torch.utils.data.DistributedSampler(dataset) if way == "sampler" else None
@@ -486,8 +476,7 @@ def test_accelerate_on_two_processes(shards: Path, tmp_path: Path) -> None:
     run_job(tmp_path / "ranks.py", shards, tmp_path, ranks=2)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     ways = ("own", "prepared", "sampler")
-    split = [f"{kind} {way}" for kind in ("shards", "derived") for way in ways]
-    assert list(ranks[0]) == [*split, "plain prepared", "plain sampler"]
+    assert list(ranks[0]) == [*(f"shards {way}" for way in ways), "plain prepared", "plain sampler"]
     for way in ranks[0]:
         epochs = []
         for first, second in zip(ranks[0][way], ranks[1][way], strict=True):
@@ -520,7 +509,7 @@ def test_samplers_show_the_order_of_the_whole_job(shards: Path, collate: Any) ->
     assert sorted(i for rank in ranks for batch in rank for i in ids(batch)) == list(range(_SIZE))
 
 
-@pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
+@pytest.mark.parametrize("kind", ["shards", "plain"])
 def test_a_derived_loader_can_replace_the_making_of_iterators(shards: Path, kind: str) -> None:
     """As the loaders of PyTorch Geometric do."""
 
@@ -567,7 +556,7 @@ class _MultiEpochs(_Infinite):
         self.iterator = DataLoader.__iter__(self)
 
 
-@pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
+@pytest.mark.parametrize("kind", ["shards", "plain"])
 @pytest.mark.parametrize("derived", [_Infinite, _MultiEpochs])
 def test_loaders_without_an_end_have_all_epochs_from_one_iterator(
     shards: Path, kind: str, derived: type[_Infinite]
@@ -580,7 +569,7 @@ def test_loaders_without_an_end_have_all_epochs_from_one_iterator(
     assert loader.stats()["batches"] == 21
     assert loader.state_dict()
     if kind == "plain":
-        with pytest.raises(ArgumentError, match="skip= is for the loader's own batches"):
+        with pytest.raises(ArgumentError, match="skip= is for feeder's path"):
             derived(_dataset(kind, shards), 8, True, skip=[3])
     else:
         assert epochs == [[batch[2].tolist() for batch in plain] for _ in range(3)]
@@ -626,7 +615,7 @@ def _for_trainer(kind: str, shards: Path) -> DataLoader[Any]:
     return DataLoader(_dataset(kind, shards), batch_size=8, shuffle=sampler is None, sampler=sampler, num_workers=1)
 
 
-@pytest.mark.parametrize("kind", ["shards", "sampler", "derived", "plain"])
+@pytest.mark.parametrize("kind", ["shards", "sampler", "plain"])
 def test_transformers_trainer_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Path, kind: str) -> None:
     """With the example's callback. Trainer tells the loader its epoch, and hides samplers and datasets behind it."""
     transformers = pytest.importorskip("transformers")
@@ -694,7 +683,7 @@ def test_an_epoch_is_told_once_to_whatever_takes_it(shards: Path) -> None:
     DataLoader(torch.utils.data.ChainDataset([]), batch_size=None).set_epoch(1)
 
 
-@pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
+@pytest.mark.parametrize("kind", ["shards", "plain"])
 def test_a_loader_that_is_repeated_without_end_goes_on_from_its_state(shards: Path, kind: str) -> None:
     """As DeepSpeed's RepeatingLoader and Determined's trainer take it."""
 
@@ -713,20 +702,19 @@ def test_a_loader_that_is_repeated_without_end_goes_on_from_its_state(shards: Pa
     assert [next(batches) for _ in range(11)] == seen[10:]
 
 
-@pytest.mark.parametrize("kind", ["shards", "derived"])
-def test_epochs_of_which_a_batch_was_taken_count(shards: Path, kind: str) -> None:
+def test_epochs_of_which_a_batch_was_taken_count(shards: Path) -> None:
     """As Composer's trainer goes on: it takes a batch of each earlier epoch."""
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": 1, "seed": 5}
-    loader = DataLoader(_dataset(kind, shards), **options)
+    loader = DataLoader(_dataset("shards", shards), **options)
     expected = [[batch[2].tolist() for batch in loader] for _ in range(3)]
-    loader = DataLoader(_dataset(kind, shards), **options)
+    loader = DataLoader(_dataset("shards", shards), **options)
     for _ in range(2):
         for _ in loader:
             break
     assert [batch[2].tolist() for batch in loader] == expected[2] != expected[0]
 
 
-@pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
+@pytest.mark.parametrize("kind", ["shards", "plain"])
 def test_ignite_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Path, kind: str) -> None:
     engines = pytest.importorskip("ignite.engine")
     handlers = pytest.importorskip("ignite.handlers")
@@ -752,7 +740,7 @@ def test_ignite_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Path, 
     assert resumed == unbroken[12:]
 
 
-@pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
+@pytest.mark.parametrize("kind", ["shards", "plain"])
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_ignites_deterministic_engine_makes_the_loader_anew(shards: Path, kind: str, device: str | None) -> None:
     engines = pytest.importorskip("ignite.engine")

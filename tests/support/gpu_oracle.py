@@ -43,25 +43,11 @@ def color(image: Pixels, steps: list[int], factors: list[float]) -> Pixels:
     return pixels
 
 
-def finish(
-    pixels: list[Pixels],
-    scale: Pixels,
-    bias: Pixels,
-    erase: list[tuple[int, int, int, int]] | None = None,
-    value: Pixels | None = None,
-    mix: tuple[list[int], float, tuple[int, int, int, int]] | None = None,
-) -> Pixels:
-    """Normalized, erased and mixed: float64 [N, 3, H, W]."""
-    values = [image * scale.astype(np.float64) + bias.astype(np.float64) for image in pixels]
-    for row, (top, left, bottom, right) in enumerate(erase or []):
-        values[row][top:bottom, left:right] = value
-    if mix is not None:
-        partners, lam, (top, left, bottom, right) = mix
-        own = [image.copy() for image in values]
-        for row, partner in enumerate(partners):
-            here = np.s_[top:bottom, left:right]
-            values[row][here] = lam * own[row][here] + (1 - lam) * own[partner][here]
-    return np.stack(values).transpose(0, 3, 1, 2)
+def finish(pixels: list[Pixels], scale: Pixels, bias: Pixels) -> Pixels:
+    """Normalized: float64 [N, 3, H, W]."""
+    return np.stack([image * scale.astype(np.float64) + bias.astype(np.float64) for image in pixels]).transpose(
+        0, 3, 1, 2
+    )
 
 
 def resize(image: Pixels, source: list[float], support: list[int], size: tuple[int, int]) -> Pixels:

@@ -19,10 +19,10 @@ from torch.utils.data import Dataset, IterableDataset
 import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError
-from feeder.loader.trial import Trial, run
 from feeder.system.cores import cores
 from feeder.system.process_usage import process_tree
 from feeder.tools import cli
+from feeder.tools.trial import Trial, run
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import Outcome
 from feeder.tools.tune.setting import Gain, Setting, TriedSetting

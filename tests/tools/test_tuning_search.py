@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from feeder.errors import BackendError
-from feeder.loader.trial import Trial
+from feeder.tools.trial import Trial
 from feeder.tools.tune.search import Outcome, Search, Space
 from feeder.tools.tune.setting import Gain, Setting, TriedSetting, cheaper, gain
 

@@ -36,8 +36,7 @@ class CudaDecoder(TrainerDecoder):
 
     Workers read the rows of a crop and plan: the restart segments of a seekable JPEG, or the lines of a packed one,
     and tables. The GPU does the rest, and its pixels are those of the CPU backend to the bit. A recipe that ends with
-    the base path (crop, resize, flip, normalize) takes no further pass; other ops, mixing and padding follow as with
-    DALI.
+    the base path (crop, resize, flip, normalize) takes no further pass; other ops and padding follow as with DALI.
 
     Ordinary baseline JPEGs are decoded too, each by a single thread, which is slow. Images of other kinds, outliers in
     size and boxes of at most 1,024 pixels are decoded by workers, with the CPU backend, and join the batch. An image
@@ -84,9 +83,7 @@ class CudaDecoder(TrainerDecoder):
         self._started: collections.deque[_Started] = collections.deque()
         self._finishers = Finishers(self.name, self.device)
 
-    def prepare(
-        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
-    ) -> None:
+    def prepare(self, batch_size: int, outlier_pixels: int | None = None) -> None:
         """Prepares for the batches to come; only ``outlier_pixels`` matters."""
         if outlier_pixels is not None:
             self.stager.outlier_pixels = outlier_pixels
@@ -131,8 +128,7 @@ class CudaDecoder(TrainerDecoder):
 
         Args:
             staged: N samples, at least one.
-            views: The outputs, one for each view of the staged batch. A mixed one needs a float output; padding and
-                mixing do not go together.
+            views: The outputs, one for each view of the staged batch.
             channels_last: Memory format of the outputs.
 
         Returns:
@@ -157,9 +153,9 @@ class CudaDecoder(TrainerDecoder):
                 self.cuda_images += len(part.rows) - len(left)
         self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == RowKind.PIXELS))
 
-        is_whole, done = not any(errors), []
+        done = []
         for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
-            done.append(self._view(staged.view(number), planned, number, view, finisher, is_whole, channels_last))
+            done.append(self._view(staged.view(number), planned, number, view, finisher, channels_last))
         return done, errors
 
     def _view(
@@ -169,14 +165,12 @@ class CudaDecoder(TrainerDecoder):
         number: int,
         view: StagedView,
         finisher: Finisher,
-        is_whole: bool,
         channels_last: bool,
     ) -> torch.Tensor:
-        """Returns one view of a batch, ``staged`` of which has the rows of that view alone; only if the batch is whole
-        it is mixed."""
-        recipe, rest, mix, padding, size = view
+        """Returns one view of a batch; ``staged`` has the rows of that view alone."""
+        recipe, rest, padding, size = view
         size = size or recipe.output_size
-        is_last = recipe.is_base_path and mix is None and padding is None  # then the kernels do all of it
+        is_last = recipe.is_base_path and padding is None  # then the kernels do all of it
         dtype, affine = (recipe.output_dtype, recipe.affine) if is_last else ("uint8", None)
         made = []
         if planned is not None:
@@ -206,7 +200,7 @@ class CudaDecoder(TrainerDecoder):
         if padding is not None:
             return finisher.padded(images, rest, padding, channels_last=channels_last)
         assert size is not None
-        return finisher(images, size, rest, channels_last=channels_last, mix=mix if is_whole else None)
+        return finisher(images, size, rest, channels_last=channels_last)
 
     def meters(self) -> dict[str, int]:
         """Returns the number of images by decoder: cuda_images, cpu_images (of workers), redone_images."""

@@ -10,16 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder import _native
 from feeder.decoders.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
-from feeder.decoders.dali.queue import PIXEL_BYTES, DaliQueue, PipelineRows
-from feeder.decoders.decoder import MAX_PIXELS, Buffer, check_options
+from feeder.decoders.dali.queue import PIXEL_BYTES, DaliQueue
+from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.device.finisher import Finishers
 from feeder.decoders.device.rows import join_rows
 from feeder.decoders.registry import Dali
-from feeder.decoders.staged.staged import RowKind, Staged, by_size
+from feeder.decoders.staged.staged import RowKind, Staged
 from feeder.decoders.staged.stager import Stager
-from feeder.decoders.staged.trainer_decoder import StagedView, TrainerDecoder
+from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
 from feeder.decoders.tensors import to_device
 from feeder.errors import ArgumentError, BackendError, DecodeError
 
@@ -33,13 +32,13 @@ class DaliDecoder(TrainerDecoder):
 
     Boxes, flips and everything else that is random come from the recipe's draws, never from DALI's random operators.
     JPEGs are cut (where seekable), decoded by one DALI pipeline, and cropped and resized by
-    :func:`feeder.decoders.gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
+    :func:`feeder.decoders.gpu.crop_resize`; turning, color and normalizing are one pass of
     :func:`feeder.decoders.gpu.normalize`. Ops that this pass lacks, such as hue, blur, warps and RandAugment, run
-    before it as batched torch ops (:mod:`feeder.decoders.device.device_ops`), and noise is written after it.
+    before it as batched torch ops (:mod:`feeder.decoders.device.device_ops`), and rectangles are erased after it.
 
     Images that DALI does not decode as Pillow does (other formats, CMYK), outliers in size, and files with a damaged
-    header or markers are decoded by the CPU backend and join the batch. A batch on which DALI fails is redone on the
-    CPU, and the pipeline is rebuilt for the next one, so a sample is bad only if the CPU backend finds it bad too.
+    header or markers are decoded by the CPU backend and join the batch. A batch on which DALI fails is left to
+    the CPU backend, and the pipeline is rebuilt for the next one, so a sample is bad only if that finds it bad too.
     Damage inside the compressed data that DALI conceals is not noticed.
 
     Args:
@@ -86,20 +85,15 @@ class DaliDecoder(TrainerDecoder):
         elif self.device.type != "cpu":
             raise ArgumentError(f"device must be 'cpu' or a CUDA device, got {str(device)!r}")
 
-        # A GPU's decoder reserves memory for each image of a batch, which has each sample's image once.
-        apart = self.device.type == "cpu"
-        self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, apart=apart)
+        self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity)
 
         self.memory_limit_bytes = options.memory_limit_bytes
         self._limit_outliers(self.stager.outlier_pixels)
         self.dali_images = self.cpu_images = self.redone_images = 0
-        self._threads = threads
-        self._fidelity = fidelity
         self._queue = DaliQueue(
             PipelineOptions(
                 device_id=self.device.index if self.device.type == "cuda" else None,
                 threads=threads,
-                crops=self.device.type == "cpu",
                 hw_decoder_load=PipelineOptions.hw_decoder_load
                 if options.hw_decoder_load is None
                 else options.hw_decoder_load,
@@ -112,19 +106,15 @@ class DaliDecoder(TrainerDecoder):
         if self.device.type == "cuda":
             check_device(self.device.index)  # fails now, with the remedy
 
-    def prepare(
-        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
-    ) -> None:
+    def prepare(self, batch_size: int, outlier_pixels: int | None = None) -> None:
         """Prepares for the batches to come, so that the pipeline need not be rebuilt for them.
 
         Args:
             batch_size: The largest batch.
-            preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's;
-                None changes nothing.
             outlier_pixels: Images with more stored pixels are decoded by the CPU backend; a memory limit may lower it,
                 None changes nothing.
         """
-        self._queue.prepare(batch_size, preallocate)
+        self._queue.prepare(batch_size)
         if outlier_pixels is not None:
             self._limit_outliers(outlier_pixels)
 
@@ -160,17 +150,15 @@ class DaliDecoder(TrainerDecoder):
 
         Args:
             staged: N samples, at least one.
-            views: The outputs, one for each view of the staged batch. A mixed one needs a float output; padding and
-                mixing do not go together.
+            views: The outputs, one for each view of the staged batch.
             channels_last: Memory format of the outputs.
 
         Returns:
-            For each view [N, 3, H, W] of its recipe's output dtype, and for each sample None or why it could not be
-            decoded.
+            For each view [N, 3, H, W] of its recipe's output dtype, and for each sample None or :class:`LeftToCpu`.
         """
         finishers = [self._finishers.of(view.recipe) for view in views]
         lengths = []
-        for recipe, _, _, padding, size in views:
+        for recipe, _, padding, size in views:
             # Ops on images of any size keep it.
             size = recipe.base_size or size
             sizes = np.array([size]) if padding is None or size is not None else padding.sizes
@@ -185,9 +173,8 @@ class DaliDecoder(TrainerDecoder):
                 done.append(finisher.padded(*some, turn=turn, channels_last=channels_last))
                 continue
             size = view.size or view.recipe.output_size
-            mix = None if any(errors) else view.mix
             assert size is not None
-            done.append(finisher(pixels[number], size, view.rest, turn=turn, channels_last=channels_last, mix=mix))
+            done.append(finisher(pixels[number], size, view.rest, turn=turn, channels_last=channels_last))
         return done, errors
 
     def meters(self) -> dict[str, int]:
@@ -202,7 +189,17 @@ class DaliDecoder(TrainerDecoder):
         """Returns each view's resized images, uint8 [N, length] on the device, and the errors of N samples. A smaller
         image takes the first bytes of its row."""
         errors: list[DecodeError | None] = [None] * len(staged)
-        done = [(part, self._images(staged, part, errors)) for part in self._queue.parts(staged)]
+        done = []
+        for part in self._queue.parts(staged):
+            try:
+                done.append((part, self._queue.images(staged, part)))
+                self.dali_images += len(part.jpegs)
+            except PipelineError as error:
+                count = len(part.jpegs)
+                _log.warning("DALI failed on a batch, its %d images are redone on the CPU: %s", count, _brief(error))
+                self.redone_images += count
+                for sample in np.unique(part.rows // staged.views).tolist():
+                    errors[sample] = LeftToCpu("DALI failed on its batch")
 
         whole = []
         for number, length in enumerate(lengths):
@@ -219,83 +216,8 @@ class DaliDecoder(TrainerDecoder):
         self.cpu_images += int(np.count_nonzero(staged.rows["kind"][:: staged.views] == RowKind.PIXELS))
         return whole, errors
 
-    def _images(self, staged: Staged, part: PipelineRows, errors: list[DecodeError | None]) -> list[torch.Tensor]:
-        """Returns each view's resized images of a part, by DALI or, if it fails, by the CPU, whose failures go to
-        ``errors``."""
-        try:
-            images = self._queue.images(staged, part)
-        except PipelineError as error:
-            count = len(part.jpegs)
-            _log.warning("DALI failed on a batch, its %d images are redone on the CPU: %s", count, _brief(error))
-        else:
-            self.dali_images += len(part.jpegs)
-            return images
-        self.redone_images += len(part.jpegs)
-        samples, views = np.divmod(part.rows, staged.views)
-        done = []
-        for number in range(staged.views):
-            here = views == number
-            if not here.any():  # they are in another part
-                done.append(torch.empty((0, 0), dtype=torch.uint8, device=self.device))
-                continue
-            jpegs = [staged.payloads[row] for row in staged.owners[part.rows[here]].tolist()]
-            pixels, found = _decode_on_cpu(staged.rows[part.rows[here]], jpegs, self._threads, self._fidelity)
-            for sample, problem in zip(samples[here].tolist(), found, strict=True):
-                if problem is not None:
-                    errors[sample] = DecodeError(f"neither DALI nor the CPU can decode it: {problem}")
-            done.append(self._move(pixels))
-        return done
-
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return to_device(array, self.device)
-
-
-def _decode_on_cpu(
-    rows: npt.NDArray[np.void], payloads: Sequence[Buffer], threads: int, fidelity: str = "fast"
-) -> tuple[npt.NDArray[np.uint8], list[DecodeError | None]]:
-    """Decodes, crops and resizes by feeder's CPU kernels.
-
-    Pixels are those of fidelity "exact", as close as possible to the decoder's. Errors are those of ``fidelity``, the
-    CPU backend's own: the two look at different parts of a damaged file.
-
-    Args:
-        rows: [N] of :data:`feeder.decoders.staged.staged.ROW`, of JPEGs.
-        payloads: N JPEGs.
-        threads: Number of threads.
-        fidelity: The CPU backend's, "fast" or "exact".
-
-    Returns:
-        uint8 [N, H * W * 3] of the largest image, as stored (not turned), a smaller one in the first bytes of its row;
-        and for each image None or the reason why it can't be decoded.
-    """
-    pixels = np.zeros((len(rows), 3 * int(rows["size"].prod(axis=1).max())), np.uint8)
-    errors: list[DecodeError | None] = [None] * len(rows)
-    for size, here in by_size(rows):
-
-        def decoded(way: str, here: npt.NDArray[np.int64] = here, size: tuple[int, int] = size) -> Any:
-            out = np.zeros((len(here), *size, 3), np.uint8)
-            statuses, reasons = _native.decode_batch(
-                [payloads[row] for row in here.tolist()],
-                np.ascontiguousarray(rows["source"][here]),
-                np.ascontiguousarray(rows["window"][here]),
-                np.zeros(len(here), np.uint8),
-                np.ones(len(here), np.uint8),
-                out,
-                layout="nhwc",
-                dtype="uint8",
-                threads=threads,
-                fidelity=way,
-            )
-            return out.reshape(len(here), -1), statuses, reasons
-
-        found, statuses, reasons = decoded(fidelity)
-        if fidelity != "exact":
-            exact, failed, _ = decoded("exact")
-            found[failed == 0] = exact[failed == 0]
-        pixels[here, : found.shape[1]] = found
-        for row, status, reason in zip(here.tolist(), statuses.tolist(), reasons, strict=True):
-            errors[row] = DecodeError(reason) if status else None
-    return pixels, errors
 
 
 def _check_cuda() -> None:

@@ -137,15 +137,13 @@ class DaliQueue:
         self._started: deque[_Started] = deque()
         self._borrowed = Borrowed()
 
-    def prepare(self, batch_size: int, preallocate: tuple[int, int] | None = None) -> None:
+    def prepare(self, batch_size: int) -> None:
         """Prepares for the batches to come, so that the pipeline need not be rebuilt for them.
 
         Args:
             batch_size: The largest batch.
-            preallocate: As in the options; None changes nothing.
         """
-        batch_size = max(self.options.batch_size, batch_size)
-        self.options = replace(self.options, batch_size=batch_size, preallocate=preallocate or self.options.preallocate)
+        self.options = replace(self.options, batch_size=max(self.options.batch_size, batch_size))
 
     def parts(self, staged: Staged) -> list[PipelineRows]:
         """Divides a batch's JPEGs into runs within the limit."""
@@ -258,7 +256,7 @@ class DaliQueue:
         if self._pipeline is None:
             self._pipeline = DaliPipeline(self.options)
         try:
-            self._pipeline.submit(staged.rows[part.jpegs], [staged.payloads[row] for row in part.jpegs.tolist()], part)
+            self._pipeline.submit([staged.payloads[row] for row in part.jpegs.tolist()], part)
         except PipelineError:
             self._drop_under_way()
             raise
@@ -288,7 +286,7 @@ class DaliQueue:
             for view in range(staged.views):
                 here = views == view
                 rows = staged.rows[part.rows[here]]
-                images.append(resize_crops(decoded, numbers[here], rows, self.options.crops, self._device))
+                images.append(resize_crops(decoded, numbers[here], rows, self._device))
         except PipelineError:
             self._pipeline.rebuild()  # any failure loses the batches under way
             raise
@@ -302,9 +300,6 @@ class DaliQueue:
         """Returns the number of pixels that DALI decodes for each row, int64 [N]."""
         if self._limit_bytes is None:
             return np.zeros(len(rows), np.int64)
-        if self.options.crops:
-            window = staged.rows["decoded"][rows].astype(np.int64)
-            return (window[:, 2] - window[:, 0]) * (window[:, 3] - window[:, 1])
         found = [_info(staged.payloads[row]) for row in rows.tolist()]
         return np.array([each.width_px * each.height_px for each in found], np.int64)
 

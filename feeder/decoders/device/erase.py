@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from feeder.decoders.device.fused import Erasing
+from feeder.decoders.device.rows import change_rows
 from feeder.decoders.tensors import to_device
 
 __all__ = ["add_noise", "erase"]
@@ -57,13 +58,17 @@ def add_noise(images: torch.Tensor, keys: npt.NDArray[np.uint64], mean: float, s
 
 
 def _write_value(images: torch.Tensor, boxes: npt.NDArray[np.int32], value: npt.NDArray[np.float32]) -> None:
-    height, width = images.shape[2:]
-    top, left, bottom, right = to_device(boxes, images.device)[:, :, None, None, None].unbind(1)
-    rows = torch.arange(height, device=images.device)[:, None]
-    columns = torch.arange(width, device=images.device)
-    inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
+    erased = np.flatnonzero((boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3]))
+    rows = torch.arange(images.shape[2], device=images.device)[:, None]
+    columns = torch.arange(images.shape[3], device=images.device)
     levels = to_device(value, images.device).to(images.dtype).reshape(1, 3, 1, 1)
-    images.copy_(torch.where(inside, levels, images))
+
+    def write(some: torch.Tensor, part: slice) -> torch.Tensor:
+        top, left, bottom, right = to_device(boxes[erased[part]], images.device)[:, :, None, None, None].unbind(1)
+        inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
+        return torch.where(inside, levels, some)
+
+    change_rows(images, erased, write)
 
 
 def _write_noise(

@@ -1,7 +1,7 @@
-"""The last step on the device: uint8 images turned, colored, normalized, erased and mixed in one pass of kernel 1.
+"""The last step on the device: uint8 images turned, colored and normalized in one pass of kernel 1.
 
-Ops that kernel 1 lacks run before it, on uint8 images (:mod:`feeder.decoders.device.device_ops`). Further erasing runs
-after it.
+Ops that kernel 1 lacks run before it, on uint8 images (:mod:`feeder.decoders.device.device_ops`). Erasing runs after
+it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +22,9 @@ from feeder.decoders.staged.trainer_decoder import Padding
 from feeder.decoders.stored_boxes import flipped_turns
 from feeder.decoders.tensors import to_device
 from feeder.transforms import Recipe
-from feeder.transforms.mixing import Mixing
 from feeder.transforms.op import Params
 
-__all__ = ["Finisher", "Finishers", "mixing_partner"]
+__all__ = ["Finisher", "Finishers"]
 
 _FINISHERS = 256  # kept: of the recipes of an image's views, and of batches' sizes
 
@@ -53,7 +51,6 @@ class Finisher:
         layout: str = "nhwc",
         turn: npt.NDArray[np.uint8] | None = None,
         channels_last: bool = False,
-        mix: gpu.Mix | None = None,
     ) -> torch.Tensor:
         """Queues the work on the current stream.
 
@@ -65,14 +62,13 @@ class Finisher:
             layout: Order of the images' bytes, "nhwc" or "nchw".
             turn: uint8 [N], each image's turn; see Note [Turns] in ``feeder.decoders.gpu.parameters``.
             channels_last: Memory format of the output.
-            mix: The partner of each sample; needs a float output.
 
         Returns:
             [N, 3, H, W] of the recipe's output dtype.
         """
         codes = np.zeros(len(images), np.uint8) if turn is None else turn
-        further: dict[str, Any] = {}
-        later: tuple[Erasing, ...] = ()
+        color: gpu.Color | None = None
+        erasings: list[Erasing] = []
         if rest:
             first = self._first_fused
             if first:
@@ -80,9 +76,9 @@ class Finisher:
                 images, layout = self._run(images, base_size, layout, codes, rest[:first]), "nchw"
                 codes = np.zeros(len(images), np.uint8)
             fused = fused_parameters(self._recipe.rest[first:], rest[first:], len(images), size[1])
-            later = fused.later
+            erasings = fused.erasings
             codes = flipped_turns(codes, fused.flip)
-            further = fused.tensors(self._device)
+            color = fused.color(self._device)
 
         scale, bias = self._affine
         result = gpu.normalize(
@@ -94,14 +90,10 @@ class Finisher:
             layout=layout,
             channels_last=channels_last,
             turn=to_device(codes, self._device) if codes.any() else None,
-            mix=None if later else mix,
-            **further,
+            color=color,
         )
-
-        for erasing in later:
+        for erasing in erasings:
             erase(result, erasing)
-        if later and mix is not None:
-            _mix(result, mix)
         return result
 
     @functools.cached_property
@@ -193,16 +185,3 @@ class Finishers:
         finisher = Finisher(recipe, self._device)
         self._known.append((recipe, finisher))
         return finisher
-
-
-def _mix(images: torch.Tensor, mix: gpu.Mix) -> None:
-    """Mixes in place, for kernel 1, where erasing comes between."""
-    top, left, bottom, right = mix.box or (0, 0, *images.shape[2:])
-    own = images[:, :, top:bottom, left:right]
-    partner = own.index_select(0, mix.partner)
-    own.copy_(mix.lam * own.float() + (1.0 - mix.lam) * partner.float())
-
-
-def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> gpu.Mix:
-    """Returns kernel 1's form of a mixing of ``count`` samples: the partner of each is the one before it."""
-    return gpu.Mix(torch.arange(-1, count - 1, device=device) % count, mixing.lam, mixing.box)

@@ -1,4 +1,4 @@
-"""The ops that kernel 1 runs in one pass, with erasing after it, and their parameters for a batch."""
+"""The ops that kernel 1 runs in one pass, the erasing after it, and their parameters for a batch."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from feeder.transforms.values import compose_affine
 if TYPE_CHECKING:
     import torch
 
+    from feeder.decoders.gpu import Color
+
 __all__ = [
     "DeviceSplit",
     "Erasing",
@@ -47,7 +49,7 @@ class Erasing:
     """One op's rectangles in the output.
 
     Args:
-        boxes: int32 [N, 4], see :class:`feeder.decoders.gpu.Erase`.
+        boxes: int32 [N, 4], (top, left, bottom, right) in pixels of the output; empty where nothing is erased.
         value: float32 [3], the value written; None for noise.
         keys: uint64 [N], the seeds of the noise.
         mirrored: bool [N], True where the noise is mirrored left to right.
@@ -70,28 +72,23 @@ class FusedParameters(NamedTuple):
         flip: uint8 [N], 1 where the ops mirror the image.
         steps: uint8 [N, K], see :class:`feeder.decoders.gpu.Color`; None without color ops.
         factors: float32 [N, K]; None without color ops.
-        erasing: The first erasing op, if it writes a value.
-        later: The other erasing ops, in order.
+        erasings: The erasing ops, in order.
     """
 
     flip: npt.NDArray[np.uint8]
     steps: npt.NDArray[np.uint8] | None
     factors: npt.NDArray[np.float32] | None
-    erasing: Erasing | None
-    later: tuple[Erasing, ...]
+    erasings: list[Erasing]
 
-    def tensors(self, device: torch.device) -> dict[str, object]:
-        """Returns the keyword arguments ``color`` and ``erase``, on a device."""
+    def color(self, device: torch.device) -> Color | None:
+        """Returns the color steps on a device; None without color ops."""
         from feeder.decoders import gpu
         from feeder.decoders.tensors import to_device
 
-        color = erase = None
-        if self.steps is not None and self.factors is not None:
-            has_contrast = bool((self.steps == gpu.CONTRAST).any())
-            color = gpu.Color(to_device(self.steps, device), to_device(self.factors, device), has_contrast)
-        if self.erasing is not None and self.erasing.value is not None:
-            erase = gpu.Erase(to_device(self.erasing.boxes, device), to_device(self.erasing.value, device))
-        return {"color": color, "erase": erase}
+        if self.steps is None or self.factors is None:
+            return None
+        has_contrast = bool((self.steps == gpu.CONTRAST).any())
+        return gpu.Color(to_device(self.steps, device), to_device(self.factors, device), has_contrast)
 
 
 @dataclass(frozen=True)
@@ -196,13 +193,11 @@ def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, wid
         elif not isinstance(op, TargetOp):
             is_float = is_float or not (isinstance(op, ToDtype) and op.dtype == "uint8")
 
-    in_kernel = int(bool(erasings) and erasings[0].value is not None)
     return FusedParameters(
         flip,
         np.stack(steps, axis=1) if steps else None,
         np.stack(factors, axis=1) if factors else None,
-        erasings[0] if in_kernel else None,
-        tuple(erasings[in_kernel:]),
+        erasings,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from feeder.decoders.gpu.dispatch import has_triton
 from feeder.decoders.gpu.normalize import gray_mean, normalize
-from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, SATURATION, Color, Erase, Mix, Ragged
+from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, SATURATION, Color, Ragged
 from feeder.decoders.gpu.resize import crop_resize
 
 __all__ = [
@@ -16,8 +16,6 @@ __all__ = [
     "CONTRAST",
     "SATURATION",
     "Color",
-    "Erase",
-    "Mix",
     "Ragged",
     "crop_resize",
     "gray_mean",

@@ -1,4 +1,4 @@
-"""Kernel 1: turns, colors, normalizes, erases and mixes uint8 images, in one pass over the batch."""
+"""Kernel 1: turns, colors and normalizes uint8 images, in one pass over the batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 
 from feeder.decoders.gpu.dispatch import launching_on, runs_triton
-from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, Color, Erase, Mix, output_tensor
+from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, Color, output_tensor
 from feeder.errors import ArgumentError
 
 __all__ = ["gray_mean", "normalize"]
@@ -26,12 +26,10 @@ def normalize(
     channels_last: bool = False,
     turn: torch.Tensor | None = None,
     color: Color | None = None,
-    erase: Erase | None = None,
-    mix: Mix | None = None,
     out: torch.Tensor | None = None,
     using: str = "auto",
 ) -> torch.Tensor:
-    """Turns, colors, normalizes, erases and mixes a batch: out = pixel (0-255) * scale + bias.
+    """Turns, colors and normalizes a batch: out = pixel (0-255) * scale + bias.
 
     Tolerance: for outputs of the usual size (under 5), the kernel and the reference are both within 1e-6, and half a
     unit in the last place of ``dtype``, of exact arithmetic. With ``color``, a blend on the edge between two levels may
@@ -42,13 +40,11 @@ def normalize(
         size: (H, W) of the output.
         scale: float32 [3]; None is 1.
         bias: float32 [3]; None is 0.
-        dtype: float32, float16, bfloat16; or uint8, which takes neither scale, bias nor mix.
+        dtype: float32, float16, bfloat16; or uint8, which takes neither scale nor bias.
         layout: Order of a stored image's bytes, "nhwc" or "nchw".
         channels_last: Memory format of the output.
         turn: integers [N], 0-7, see Note [Turns]; None is 0.
         color: Brightness, contrast and saturation.
-        erase: Rectangles to overwrite.
-        mix: The partner of each sample.
         out: [N, 3, H, W] of ``dtype`` and memory format, filled; None makes one.
         using: "auto", "triton" or "torch".
 
@@ -59,8 +55,8 @@ def normalize(
         ArgumentError: for an argument that does not fit.
     """
     _check(images, size, layout)
-    if dtype == torch.uint8 and not (scale is None and bias is None and mix is None):
-        raise ArgumentError("dtype uint8 takes no scale, bias or mix; ask for a float dtype")
+    if dtype == torch.uint8 and not (scale is None and bias is None):
+        raise ArgumentError("dtype uint8 takes no scale or bias; ask for a float dtype")
     out = output_tensor(len(images), size, dtype, channels_last, images.device, out)
     if len(images) == 0:
         return out
@@ -71,9 +67,9 @@ def normalize(
         from feeder.decoders.gpu.normalize_kernel import launch
 
         with launching_on(images.device):
-            launch(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
+            launch(images, size, out, scale, bias, layout, turn, color, mean)
     else:
-        _reference(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
+        _reference(images, size, out, scale, bias, layout, turn, color, mean)
     return out
 
 
@@ -137,8 +133,6 @@ def _reference(
     turn: torch.Tensor | None,
     color: Color | None,
     mean: torch.Tensor | None,
-    erase: Erase | None,
-    mix: Mix | None,
 ) -> None:
     """Runs the reference of :func:`normalize`, in torch ops on any device."""
     pixels = _turned(images, size, layout, turn)
@@ -146,49 +140,12 @@ def _reference(
         nothing = torch.zeros(len(pixels), device=images.device)
         for column in range(color.steps.shape[1]):
             pixels = _step(pixels, color, column, nothing if mean is None else mean)
-    _finish(pixels, out, scale, bias, erase, mix)
 
-
-def _finish(
-    pixels: torch.Tensor,
-    out: torch.Tensor,
-    scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    erase: Erase | None,
-    mix: Mix | None,
-) -> None:
-    """Normalizes, erases and mixes.
-
-    Args:
-        pixels: [N, H, W, 3], uint8 or float32, 0-255.
-        out: [N, 3, H, W], filled.
-        scale: float32 [3] or None.
-        bias: float32 [3] or None.
-        erase: Rectangles to overwrite.
-        mix: The partner of each sample.
-    """
-    height, width = pixels.shape[1:3]
-    values = pixels
-    if scale is not None or bias is not None or mix is not None:
-        values = values.float()
+    values = pixels if scale is None and bias is None else pixels.float()
     if scale is not None:
         values = values * scale
     if bias is not None:
         values = values + bias
-
-    rows = torch.arange(height, device=pixels.device)[:, None]
-    columns = torch.arange(width, device=pixels.device)[None, :]
-    if erase is not None:
-        top, left, bottom, right = (side[:, None, None] for side in erase.boxes.unbind(1))
-        inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
-        values = torch.where(inside[..., None], erase.value.to(values.dtype), values)
-
-    if mix is not None:
-        mixed = mix.lam * values + (1.0 - mix.lam) * values[mix.partner.long()]
-        first_row, first_column, last_row, last_column = mix.box or (0, 0, height, width)
-        within = (rows >= first_row) & (rows < last_row) & (columns >= first_column) & (columns < last_column)
-        values = torch.where(within[..., None], mixed, values)
-
     out.copy_(values.permute(0, 3, 1, 2))
 
 

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from feeder.decoders.gpu.parameters import Color, Erase, Mix
+from feeder.decoders.gpu.parameters import Color
 
 __all__ = ["COMPILE", "launch", "launch_gray_sum", "on_device", "store_pixel"]
 
@@ -71,16 +71,6 @@ def _load_pixel(images, image, pixel, pixels, mask, NCHW: tl.constexpr):
 
 
 @triton.jit
-def finish_value(value, channel, scale, bias, inside, erase_value, AFFINE: tl.constexpr, ERASE: tl.constexpr):
-    """Normalizes and erases the values of a channel; ``channel`` may be a block of channel numbers."""
-    if AFFINE:
-        value = value * tl.load(scale + channel) + tl.load(bias + channel)
-    if ERASE:
-        value = tl.where(inside, tl.load(erase_value + channel), value)
-    return value
-
-
-@triton.jit
 def by_channel(values, channel, WANTED: tl.constexpr):
     """Returns the value of each element's channel, from three in memory; 0 if not wanted."""
     found = 0.0
@@ -89,13 +79,6 @@ def by_channel(values, channel, WANTED: tl.constexpr):
             channel == 0, tl.load(values), tl.where(channel == 1, tl.load(values + 1), tl.load(values + 2))
         )
     return found
-
-
-@triton.jit
-def inside_box(box, y, x):
-    """Returns whether (y, x) is inside the (top, left, bottom, right) that ``box`` points to."""
-    rows = (y >= tl.load(box)) & (y < tl.load(box + 2))
-    return rows & (x >= tl.load(box + 1)) & (x < tl.load(box + 3))
 
 
 @triton.jit
@@ -118,67 +101,38 @@ def store_pixel(out, image, pixel, pixels, mask, red, green, blue, CHANNELS_LAST
 
 
 @triton.jit
-def _pixel(
-    images, image, y, x, mask, scale, bias, turns, steps, factors, means, boxes, erase_value,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NCHW: tl.constexpr, TURN: tl.constexpr,
-    STEPS: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr,
+def _pixels_kernel(
+    images, out, scale, bias, turns, steps, factors, means,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NCHW: tl.constexpr, CHANNELS_LAST: tl.constexpr, TURN: tl.constexpr,
+    STEPS: tl.constexpr, AFFINE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Returns R, G and B of one sample's output pixels, before mixing."""
+    image = tl.program_id(1)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = pixel < HEIGHT * WIDTH
+    source = pixel
     if TURN:
         origin, per_y, per_x = turned(tl.load(turns + image).to(tl.int32), HEIGHT, WIDTH)
-        pixel = origin + per_y * y + per_x * x
-    else:
-        pixel = y * WIDTH + x
-    red, green, blue = _load_pixel(images, image, pixel, HEIGHT * WIDTH, mask, NCHW)
+        source = origin + per_y * (pixel // WIDTH) + per_x * (pixel % WIDTH)
+    red, green, blue = _load_pixel(images, image, source, HEIGHT * WIDTH, mask, NCHW)
     if STEPS > 0:
         mean = tl.load(means + image)
         for number in tl.static_range(STEPS):
             step = tl.load(steps + image * STEPS + number)
             factor = tl.load(factors + image * STEPS + number)
             red, green, blue = _color(red, green, blue, step, factor, mean)
-    inside = mask
-    if ERASE:
-        inside = inside_box(boxes + image * 4, y, x)
-    red = finish_value(red, 0, scale, bias, inside, erase_value, AFFINE, ERASE)
-    green = finish_value(green, 1, scale, bias, inside, erase_value, AFFINE, ERASE)
-    blue = finish_value(blue, 2, scale, bias, inside, erase_value, AFFINE, ERASE)
-    return red, green, blue
-
-
-@triton.jit
-def _pixels_kernel(
-    images, out, scale, bias, turns, steps, factors, means, boxes, erase_value, partners, lam, mix_box,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NCHW: tl.constexpr, CHANNELS_LAST: tl.constexpr, TURN: tl.constexpr,
-    STEPS: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr, MIX: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    image = tl.program_id(1)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = pixel < HEIGHT * WIDTH
-    y = pixel // WIDTH
-    x = pixel % WIDTH
-    red, green, blue = _pixel(
-        images, image, y, x, mask, scale, bias, turns, steps, factors, means, boxes, erase_value, HEIGHT, WIDTH, NCHW,
-        TURN, STEPS, AFFINE, ERASE,
-    )  # fmt: skip
-    if MIX:
-        partner = tl.load(partners + image)
-        red2, green2, blue2 = _pixel(
-            images, partner, y, x, mask, scale, bias, turns, steps, factors, means, boxes, erase_value, HEIGHT, WIDTH,
-            NCHW, TURN, STEPS, AFFINE, ERASE,
-        )  # fmt: skip
-        within = inside_box(mix_box, y, x)
-        red = tl.where(within, lam * red + (1.0 - lam) * red2, red)
-        green = tl.where(within, lam * green + (1.0 - lam) * green2, green)
-        blue = tl.where(within, lam * blue + (1.0 - lam) * blue2, blue)
+    if AFFINE:
+        red = red * tl.load(scale) + tl.load(bias)
+        green = green * tl.load(scale + 1) + tl.load(bias + 1)
+        blue = blue * tl.load(scale + 2) + tl.load(bias + 2)
     store_pixel(out, image, pixel, HEIGHT * WIDTH, mask, red, green, blue, CHANNELS_LAST)
 
 
 # The last batch of an epoch has another count, which must not cause another compilation.
 @triton.jit(do_not_specialize=["count"])
 def _elements_kernel(
-    images, out, count, scale, bias, turns, boxes, erase_value,
+    images, out, count, scale, bias, turns,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NCHW: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr,
-    ERASE: tl.constexpr, BLOCK: tl.constexpr, IMAGES: tl.constexpr,
+    BLOCK: tl.constexpr, IMAGES: tl.constexpr,
 ):  # fmt: skip
     """Writes channels_last if no channel needs another: one thread an element, so stores are whole vectors.
 
@@ -192,7 +146,6 @@ def _elements_kernel(
     x = pixel % WIDTH
     factor = by_channel(scale, channel, AFFINE)
     offset = by_channel(bias, channel, AFFINE)
-    erased = by_channel(erase_value, channel, ERASE)
 
     for number in tl.static_range(IMAGES):
         image = tl.minimum(tl.program_id(1) * IMAGES + number, count - 1)  # past the last the same is done again
@@ -213,8 +166,6 @@ def _elements_kernel(
         value = level.to(tl.float32)
         if AFFINE:
             value = value * factor + offset
-        if ERASE:
-            value = tl.where(inside_box(boxes + image * 4, y, x), erased, value)
         place = out + image.to(tl.int64) * (HEIGHT * WIDTH * 3) + element
         tl.store(place, value.to(out.dtype.element_ty), mask=mask)
 
@@ -274,39 +225,31 @@ def launch(
     turn: torch.Tensor | None,
     color: Color | None,
     mean: torch.Tensor | None,
-    erase: Erase | None,
-    mix: Mix | None,
 ) -> None:
     """Launches kernel 1 on the current stream; arguments as in ``normalize``."""
     height, width = size
     scales, biases = affine_of(scale, bias, images)
     turns = on_device(turn, torch.int32, images)
-    boxes = on_device(None if erase is None else erase.boxes, torch.int32, images)
-    erase_value = on_device(None if erase is None else erase.value, torch.float32, images)
     channels_last = not out.is_contiguous()
     shared = [or_nothing(each, images) for each in (scales, biases, turns)]
-    erasing = [or_nothing(each, images) for each in (boxes, erase_value)]
     flags: dict[str, Any] = {
         "HEIGHT": height, "WIDTH": width, "NCHW": layout == "nchw", "TURN": turn is not None,
-        "AFFINE": scales is not None, "ERASE": erase is not None, **COMPILE,
+        "AFFINE": scales is not None, **COMPILE,
     }  # fmt: skip
 
-    if channels_last and color is None and mix is None:
+    if channels_last and color is None:
         grid = (triton.cdiv(3 * height * width, _BLOCK), triton.cdiv(len(images), _IMAGES))
-        _elements_kernel[grid](images, out, len(images), *shared, *erasing, BLOCK=_BLOCK, IMAGES=_IMAGES, **flags)
+        _elements_kernel[grid](images, out, len(images), *shared, BLOCK=_BLOCK, IMAGES=_IMAGES, **flags)
         return
 
     steps = on_device(None if color is None else color.steps, torch.int32, images)
     factors = on_device(None if color is None else color.factors, torch.float32, images)
     if color is not None and mean is None:
         mean = torch.zeros(len(images), device=images.device)
-    partners = on_device(None if mix is None else mix.partner, torch.int32, images)
-    box = None if mix is None else torch.tensor(mix.box or (0, 0, height, width), dtype=torch.int32)
     coloring = [or_nothing(each, images) for each in (steps, factors, mean)]
     _pixels_kernel[(triton.cdiv(height * width, _PIXELS), len(images))](
-        images, out, *shared, *coloring, *erasing, or_nothing(partners, images), 1.0 if mix is None else float(mix.lam),
-        or_nothing(on_device(box, torch.int32, images), images), CHANNELS_LAST=channels_last,
-        STEPS=0 if color is None else color.steps.shape[1], MIX=mix is not None, BLOCK=_PIXELS, **flags,
+        images, out, *shared, *coloring, CHANNELS_LAST=channels_last,
+        STEPS=0 if color is None else color.steps.shape[1], BLOCK=_PIXELS, **flags,
     )  # fmt: skip
 
 

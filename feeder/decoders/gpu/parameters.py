@@ -1,4 +1,4 @@
-"""Arguments of the fused ops: images of different sizes, turns, color steps, erasing, mixing."""
+"""Arguments of the fused ops: images of different sizes, turns, color steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from feeder.errors import ArgumentError
 
-__all__ = ["BRIGHTNESS", "CONTRAST", "DTYPES", "SATURATION", "Color", "Erase", "Mix", "Ragged", "output_tensor"]
+__all__ = ["BRIGHTNESS", "CONTRAST", "DTYPES", "SATURATION", "Color", "Ragged", "output_tensor"]
 
 # Note [Turns]
 #     An image is stored as in its file, and turned at the output: bit 0 of its turn mirrors the stored image
@@ -38,36 +38,6 @@ class Color:
     steps: torch.Tensor
     factors: torch.Tensor
     has_contrast: bool = True
-
-
-@dataclass(frozen=True)
-class Erase:
-    """Rectangles to overwrite after normalizing.
-
-    Args:
-        boxes: integers [N, 4], (top, left, bottom, right) in pixels of the output; empty where nothing is erased.
-        value: float32 [3], R, G and B, in units of the output.
-    """
-
-    boxes: torch.Tensor
-    value: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Mix:
-    """The last step, a mix of pairs: inside the box the output is lam * own + (1 - lam) * partner's.
-
-    MixUp's box is the whole image; CutMix has lam = 0.
-
-    Args:
-        partner: integers [N], number of each sample's partner in the batch.
-        lam: 0 to 1.
-        box: (top, left, bottom, right) in pixels of the output; None is the whole image.
-    """
-
-    partner: torch.Tensor
-    lam: float
-    box: tuple[int, int, int, int] | None = None
 
 
 @dataclass(frozen=True)

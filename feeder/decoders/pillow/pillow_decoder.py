@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -52,7 +52,6 @@ class PillowDecoder(Decoder):
     """
 
     name = "pillow"
-    fused: Mapping[str, str] = {}
 
     def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1, fidelity: str = "fast") -> None:
         check_options(max_pixels, threads, fidelity)

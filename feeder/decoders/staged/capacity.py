@@ -31,12 +31,10 @@ class Capacity(NamedTuple):
     Attributes:
         share_bytes: Bytes of a slot for each staged image; a multiple of 64.
         outlier_pixels: Images with more stored pixels are better decoded by the CPU backend.
-        preallocate: (height, width) that all but one JPEG in a hundred fit in, outliers aside; None without JPEGs.
     """
 
     share_bytes: int
     outlier_pixels: int
-    preallocate: tuple[int, int] | None
 
 
 class Peek(NamedTuple):
@@ -75,7 +73,7 @@ def plan_capacity(found: Peek, sizes: Sequence[tuple[int, int]], part_rows: int,
     """
     rows_bytes, pixels_bytes = len(sizes) * ROW.itemsize, sum(3 * height * width for height, width in sizes)
     if not len(found.lengths):
-        return Capacity(_aligned(rows_bytes + pixels_bytes), _OUTLIER_LEAST, None)
+        return Capacity(_aligned(rows_bytes + pixels_bytes), _OUTLIER_LEAST)
     pixels = found.sizes.prod(axis=1)
     usual = float(np.quantile(pixels[found.is_jpeg], 0.99, method="lower")) if found.is_jpeg.any() else 0.0
     outlier = max(_OUTLIER_LEAST, int(_OUTLIER_TIMES * usual))
@@ -87,11 +85,7 @@ def plan_capacity(found: Peek, sizes: Sequence[tuple[int, int]], part_rows: int,
     # what does not fit travels another way.
     sums = np.random.default_rng(0).choice(needs, (_GROUPS, part_rows)).sum(axis=1)
     share = rows_bytes + -(-int(sums.max()) // part_rows)
-    largest = None
-    if decoded_there.any():
-        height, width = np.quantile(found.sizes[decoded_there], 0.99, axis=0, method="lower")
-        largest = (int(height), int(width))
-    return Capacity(_aligned(share), outlier, largest)
+    return Capacity(_aligned(share), outlier)
 
 
 def _aligned(size: int) -> int:

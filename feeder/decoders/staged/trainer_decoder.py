@@ -17,7 +17,6 @@ from feeder.errors import DecodeError
 if TYPE_CHECKING:
     import torch
 
-    from feeder.decoders.gpu import Mix
     from feeder.transforms import Recipe
     from feeder.transforms.op import Params
 
@@ -48,8 +47,6 @@ class StagedView(NamedTuple):
     Attributes:
         recipe: The ops for every image.
         rest: Drawn parameters of the ops after the base path, N rows each.
-        mix: The partner of each sample, if samples are mixed. If any image can't be decoded, none is mixed: it must be
-            replaced first.
         padding: Pads the images to one size; given only where the loader has ``pad=``.
         size: (height, width) of the output, for a recipe whose output size depends on the image; without ``padding``
             all images have it.
@@ -57,7 +54,6 @@ class StagedView(NamedTuple):
 
     recipe: Recipe
     rest: Sequence[Params]
-    mix: Mix | None = None
     padding: Padding | None = None
     size: tuple[int, int] | None = None
 
@@ -131,14 +127,11 @@ class TrainerDecoder(Decoder, Protocol):
             result = DecodeResult.join([result, redone])
         return replace(result, errors=errors)
 
-    def prepare(
-        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
-    ) -> None:
+    def prepare(self, batch_size: int, outlier_pixels: int | None = None) -> None:
         """Prepares for the batches to come.
 
         Args:
             batch_size: The largest batch.
-            preallocate: (height, width) of an image to reserve decoding memory for, or None.
             outlier_pixels: Images with more stored pixels are decoded by workers; None for the default limit.
         """
 

@@ -124,7 +124,6 @@ class FastPath:
         self.work, decoder = make_work(options, source, self._sizes)
         self._service = make_service(options, self.work)
         self.backend = decoder.name
-        self._fused = decoder.fused
 
         self.decoder = decoder if isinstance(decoder, TrainerDecoder) else None
         mix = check_mix(options.mix)
@@ -464,8 +463,8 @@ class FastPath:
         engine, iterator = self._engine, self._latest
         replaced = engine.replacements if engine is not None else []
         processes = self.options.num_workers + (self._service is not None)
-        fused, ids = self._fused, _ids(self.dataset.reader)
-        stats = self._ledger.stats(self.stage_words(), replaced, processes, fused, ids, self.decoder)
+        ids = _ids(self.dataset.reader)
+        stats = self._ledger.stats(self.stage_words(), replaced, processes, ids, self.decoder)
         slots = dict(NO_SLOTS) if iterator is None else iterator.slots()
         return {**stats, "backend": self.backend, "slots": slots, **self._sources()}
 

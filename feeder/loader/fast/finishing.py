@@ -10,7 +10,7 @@ import torch
 from feeder.dataset.extras import arranged
 from feeder.dataset.further_images import FurtherImage, by_image, in_order
 from feeder.dataset.target_values import targets_in
-from feeder.decoders.device.finisher import Finisher, mixing_partner
+from feeder.decoders.device.finisher import Finisher
 from feeder.decoders.device.fused import DeviceSplit
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batch_queue import BatchRecord
@@ -207,19 +207,11 @@ class _View:
         self, images: torch.Tensor, rest: Sequence[Params] | None, mixing: Mixing | None, channels_last: bool
     ) -> torch.Tensor:
         """Completes images that workers decoded: [N, 3, H, W] of the recipe's output dtype."""
-        if self._finisher is None:
-            mixed = images if mixing is None else mixing.apply(images)
-            return mixed.to(memory_format=torch.channels_last) if channels_last else mixed
-        fused = mixing is not None and self.recipe.output_dtype != "uint8"
-        done = self._finisher(
-            images,
-            (images.shape[2], images.shape[3]),
-            rest,
-            layout="nchw",
-            channels_last=channels_last,
-            mix=mixing_partner(mixing, len(images), images.device) if mixing is not None and fused else None,
-        )
-        return mixing.apply(done) if mixing is not None and not fused else done
+        if self._finisher is not None:
+            size = images.shape[2], images.shape[3]
+            images = self._finisher(images, size, rest, layout="nchw", channels_last=channels_last)
+        mixed = images if mixing is None else mixing.apply(images)
+        return mixed.to(memory_format=torch.channels_last) if channels_last else mixed
 
 
 def _check_labels(op: BatchOp, work: Work) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.pool import Replacement
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.observe.meter import Meter, part_sums
-from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
+from feeder.loader.observe.stats import stage_table, verdict, worker_tables
 from feeder.system.warning import warn
 
 __all__ = ["Ledger"]
@@ -85,7 +84,6 @@ class Ledger:
         words: npt.NDArray[np.int64],
         replaced: list[Replacement],
         processes: int,
-        fused: Mapping[str, str],
         ids: npt.NDArray[np.int64] | None,
         decoder: TrainerDecoder | None,
     ) -> dict[str, Any]:
@@ -95,7 +93,6 @@ class Ledger:
             words: int64 [2 + workers, METER_WORDS], the meters; the calling process's two first.
             replaced: The replaced workers.
             processes: Number of processes that make batches, or have them made, beside the calling one.
-            fused: By stage, the one that does its work if it is not done separately.
             ids: The samples' ids by which the caller knows them, int64 [N]; None: they are the reader's.
             decoder: Decodes in the calling process; None: workers decode.
         """
@@ -111,7 +108,6 @@ class Ledger:
             **(decoder.meters() if decoder is not None else {}),
             **verdict(self.counts, sums | decoding, processes),
             "stages": stages,
-            "fused": fused_stages(stages, fused),
             "workers": worker_tables(words[2:], [each.worker for each in replaced]),
             "respawns": len(replaced),
             "replaced_workers": [dataclasses.asdict(each) for each in replaced],

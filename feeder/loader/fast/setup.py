@@ -134,7 +134,7 @@ def _stage(work: Work, decoder: TrainerDecoder, options: LoaderOptions, sizes: B
         assert len(largest) == len(views)
         capacity = plan_capacity(found, largest, min(rows for _, rows in parts), plans=decoder.stager.plans)
         work.share_bytes = max(work.share_bytes, capacity.share_bytes)
-    decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)  # the same for every view
+    decoder.prepare(rows, capacity.outlier_pixels)  # the same for every view
     work.stager = decoder.stager.with_threads(options.workers.threads_now)
 
 

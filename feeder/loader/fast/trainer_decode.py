@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder.decoders.device.finisher import mixing_partner
 from feeder.decoders.staged.staged import Staged
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, Padding, StagedView
 from feeder.errors import DecodeError
@@ -26,7 +26,6 @@ from feeder.loader.slots.image_slots import Samples, SlotView
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
-    from feeder.decoders.gpu import Mix
     from feeder.decoders.staged.trainer_decoder import TrainerDecoder
     from feeder.transforms import Recipe
     from feeder.transforms.mixing import Mixing
@@ -164,18 +163,13 @@ class DecodeFeed:
 
         made = batch.made()
         mixings = self._mixing(batch, [size for recipe in recipes if (size := recipe.output_size) is not None])
-        recipe = recipes[0]
-        # A bad view has all views of its sample replaced, before any is mixed.
-        fused = mixings is not None and len(work.recipe.views) == 1 and recipe.output_dtype != "uint8"
-        mix = mixing_partner(mixings[0], len(made.ids), self._decoder.device) if mixings is not None and fused else None
-
-        images, errors = self._finish(waiting, batch, made, mix)
+        images, errors = self._finish(waiting, batch, made)
         batch.let_go()
         batch.images = images
 
         for row, error in enumerate(errors):
             if isinstance(error, LeftToCpu):
-                error, substitutions = self._make(_on_cpu(work), batch, row, made.part(slice(row, row + 1)))
+                error, substitutions = self._make(self._on_cpu, batch, row, made.part(slice(row, row + 1)))
                 batch.report.substitutions += substitutions
             if error is not None:
                 named = work.reader.at(error, int(made.ids[row]))
@@ -183,12 +177,12 @@ class DecodeFeed:
                 if failed is not None:
                     return failed
 
-        if mixings is not None and (any(errors) or not fused):
+        if mixings is not None:  # a bad sample was replaced before
             batch.images = [mixing.apply(view) for mixing, view in zip(mixings, images, strict=True)]
         return batch
 
     def _finish(
-        self, waiting: _Waiting, batch: BatchRecord, made: Samples, mix: Mix | None = None
+        self, waiting: _Waiting, batch: BatchRecord, made: Samples
     ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
         """Decodes every view and further image; returns the images of each, and one error or None for each sample."""
         work, images = self._work, []
@@ -196,10 +190,9 @@ class DecodeFeed:
         recipes, keys = _recipes(work, batch), work.image_keys(made)
         for number, (of, staged) in enumerate(zip(work.views_of, waiting.staged, strict=True)):
             if work.pad is None or number:
-                own_mix = mix if number == 0 else None
                 both = zip(recipes[of], keys[of], strict=True)
                 rests = [(recipe, recipe.draw_rest(work.seed, batch.epoch, drawn_by)) for recipe, drawn_by in both]
-                views = [StagedView(recipe, rest, own_mix) for recipe, rest in rests]
+                views = [StagedView(recipe, rest) for recipe, rest in rests]
             else:
                 views = [self._padded(work.pad, batch, recipes[0], keys[0], made)]
             done, found = self._decoder.finish(staged, views, channels_last=self._channels_last)
@@ -223,6 +216,14 @@ class DecodeFeed:
         draws = recipe.draw(work.seed, batch.epoch, keys, known[1])
         padding = Padding(draws.output_size, size, pad.value)
         return StagedView(recipe, draws.ops[recipe.base_length :], padding=padding)
+
+    @functools.cached_property
+    def _on_cpu(self) -> Work:
+        """The same work with all images decoded where it is done."""
+        other = copy.copy(self._work)
+        assert other.stager is not None
+        other.stager = other.stager.on_cpu()
+        return other
 
     def _replace(self, batch: BatchRecord, row: int, error: DecodeError) -> DecodeError | None:
         """Replaces a sample that only the decoder found to be bad; returns an error if that fails."""
@@ -258,7 +259,7 @@ class DecodeFeed:
 
         images, errors = self._finish(_Waiting(batch, staged), batch, made)
         if isinstance(errors[0], LeftToCpu):
-            verdict, further = self._make(_on_cpu(work), batch, row, made)
+            verdict, further = self._make(self._on_cpu, batch, row, made)
             return verdict, report.substitutions + further
 
         if errors[0] is None:
@@ -270,14 +271,6 @@ class DecodeFeed:
             for values, (value,) in zip(batch.report.extras, report.extras, strict=True):
                 values[row] = value
         return errors[0], report.substitutions
-
-
-def _on_cpu(work: Work) -> Work:
-    """Returns the same work with all images decoded where it is done."""
-    other = copy.copy(work)
-    assert other.stager is not None
-    other.stager = other.stager.on_cpu()
-    return other
 
 
 def _recipes(work: Work, batch: BatchRecord) -> tuple[Recipe, ...]:

@@ -15,8 +15,7 @@ from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.multi_process import WorkersIterator
 from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain, check_sampler
 from feeder.loader.generic.single_process import HereIterator
-from feeder.loader.generic.split_order import SplitOrder
-from feeder.loader.generic.torchdata_state import GenericProgress, check_same_skip, epoch_is_over, sampler_place
+from feeder.loader.generic.torchdata_state import GenericProgress, epoch_is_over
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import LoaderOptions
 
@@ -33,12 +32,10 @@ class GenericPath:
 
     Attributes:
         meters: Times of the stages.
-        order: Feeder's own order; None: torch's samplers decide.
     """
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
-        self.order: SplitOrder | None = None
         self.meters = GenericMeters(num_workers)
         self._loaded: dict[str, Any] | None = None
         self._source: HereIterator | GenericProgress | None = None  # of states
@@ -100,9 +97,7 @@ class GenericPath:
             if self._source is None:
                 self._prepared = self._new(loader, options)
             assert self._source is not None
-            state, order = self._source.state_dict(), self.order
-            if order is not None and order.fixed_epoch is not None and self._source.finished:
-                state = {**state, "_next_epoch": order.fixed_epoch}
+            state = self._source.state_dict()
         self._seeds.follow(_sampler_of(loader), state)
         return state
 
@@ -117,80 +112,16 @@ class GenericPath:
             )
         if state:
             check_sampler(_sampler_of(loader), state)
-        if (order := self.order) is not None:
-            if state:
-                order.load_state_dict(sampler_place(state).get("_index_sampler_state") or {})
-            order.fixed_epoch = state.get("_next_epoch")
-        self._forget(loader)
+        self.close(loader)
+        self._source = self._iterator = self._prepared = self._on_device = None
         self._loaded = state or None
         self._seeds = SeedChain()
         if state:
             self._seeds.follow(_sampler_of(loader), state)
 
-    def _forget(self, loader: DataLoader[Any]) -> None:
-        self.close(loader)
-        self._source = self._iterator = self._prepared = self._on_device = self._loaded = None
-
-    def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
-        """Sets the epoch of the next iterator in feeder's own order; a place in that epoch that was loaded is kept."""
-        order, place = self.order, self._place_ahead()
-        assert order is not None
-        order.set_epoch(epoch)
-        if place is not None and place["epoch"] == order.fixed_epoch:
-            order.fixed_epoch = None
-        elif place is not None:
-            self._forget(loader)
-
-    def aim(self, loader: DataLoader[Any], epoch: int) -> None:
-        """Sets the epoch for a framework, which may have made the iterator already: the epoch of that iterator if no
-        batch was asked of it, else of the next one."""
-        order, iterator = self.order, self._untouched()
-        assert order is not None
-        if iterator is None:
-            self.set_epoch(loader, epoch)
-            return
-        order.set_epoch(epoch)
-        if iterator.split_epoch.epoch == order.fixed_epoch:
-            order.fixed_epoch = None
-            return
-        iterator.restart()
-        if self._on_device is not None:
-            self._on_device.state = iterator.state_dict()
-
-    @property
-    def due_epoch(self) -> int:
-        """The epoch, in feeder's own order, of the iterator of which no batch was asked, else of the next one."""
-        order, place, iterator = self.order, self._place_ahead(), self._untouched()
-        assert order is not None
-        if place is not None:
-            return int(place["epoch"])
-        if iterator is not None:
-            return int(iterator.split_epoch.epoch)
-        if self._loaded is not None and order.fixed_epoch is None:  # the end of an epoch
-            return int(sampler_place(self._loaded)["_sampler_iter_state"]["epoch"]) + 1
-        return order.next_epoch
-
-    def _place_ahead(self) -> Any:
-        """Returns the place in the epoch of the next iterator, if that was loaded or asked for; else None."""
-        prepared = self._prepared
-        if prepared is not None and not prepared.finished:
-            return sampler_place(prepared.state_dict())["_sampler_iter_state"]
-        if self._loaded is not None and not self._loaded["_iterator_finished"]:
-            return sampler_place(self._loaded)["_sampler_iter_state"]
-        return None
-
-    def _untouched(self) -> Any:
-        """Returns the latest iterator if no batch was asked of it, and no other one is to follow; else None."""
-        iterator: Any = None if self._iterator is None else self._iterator()
-        if iterator is None or self._prepared is not None or self._loaded is not None or iterator.finished:
-            return None
-        split_epoch = iterator.split_epoch
-        return iterator if split_epoch is not None and split_epoch.is_untouched else None
-
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
-        stats = self.current_stats()()
-        return stats if self.order is None else stats | {"padded": list(self.order.padded)}
+        return self.current_stats()()
 
     def current_stats(self) -> Callable[[], dict[str, Any]]:
         """Returns a function that gives the statistics. It keeps neither loader nor iterators, as iterators keep it."""
@@ -219,16 +150,14 @@ class GenericPath:
             base_seed = base_seed if fixed is None else fixed
         elif state["_iterator_finished"]:
             base_seed = 0  # which is not used
-        if state is not None and state["_steps_since_snapshot"]:
-            check_same_skip(options.skip, state)
         self.meters.expect(loader.num_workers)
 
         iterator: HereIterator | WorkersIterator
         if loader.num_workers == 0:
-            iterator = self._source = HereIterator(loader, self.order, self.meters, state, base_seed, options.images)
+            iterator = self._source = HereIterator(loader, self.meters, state, base_seed, options.images)
         else:
             loader.check_worker_number_rationality()
-            iterator = WorkersIterator(loader, options, self.order, self.meters, state, base_seed, self._replacements)
+            iterator = WorkersIterator(loader, options, self.meters, state, base_seed, self._replacements)
             self._source = iterator.progress
             if loader.persistent_workers:
                 loader._iterator = iterator

@@ -23,7 +23,6 @@ from feeder.dataset.decoding import DecodeCounts, counted
 from feeder.errors import stop_in_a_batch
 from feeder.loader.generic.encoded_samples import EncodedSamples
 from feeder.loader.generic.meters import Spent
-from feeder.loader.generic.split_order import Seeding
 from feeder.loader.options import ImageOptions
 from feeder.loader.slots.batch_message import Packed, Slot, pack, slot_collate
 from feeder.loader.slots.region import Region
@@ -55,8 +54,8 @@ _GRACE_S = 4.0
 
 @dataclass
 class Job:
-    """A worker's job: the arguments of torch's worker loop, a state, the seeding with feeder's own order, and the
-    options of images that samples hold as :class:`feeder.Encoded`."""
+    """A worker's job: the arguments of torch's worker loop, a state, and the options of images that samples hold as
+    :class:`feeder.Encoded`."""
 
     kind: int
     dataset: Any
@@ -69,7 +68,6 @@ class Job:
     workers: int
     shared_seed: int | None
     state: dict[str, Any] | None
-    seeding: Seeding | None = None
     images: ImageOptions | None = None
 
 
@@ -245,11 +243,10 @@ class _Worker:
         if state is not None:
             load_if_stateful(self.dataset, state["dataset_state"])
         collate = never_ending(job.collate_fn if self._collate is None else self._into_slot)
-        dataset = self.dataset if job.seeding is None else job.seeding.samples(self.dataset)
+        dataset = self.dataset
         if job.images is not None:
             is_stacked = self._collate is not None and job.collate_fn is default_collate
-            seed = 0 if job.seeding is None else job.seeding.seed
-            dataset = EncodedSamples(dataset, job.images, seed, is_stacked=is_stacked, empty=self._empty)
+            dataset = EncodedSamples(dataset, job.images, 0, is_stacked=is_stacked, empty=self._empty)
         self.fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             job.kind, dataset, job.auto_collation, collate, job.drop_last
         )

@@ -14,14 +14,12 @@ from feeder.dataset.decoding import DecodeCounts, Replaced
 from feeder.decoders.image_header import clipped_warning
 from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import Meter
-from feeder.loader.observe.stats import NO_SLOTS, fused_stages, stage_table, verdict, worker_tables
+from feeder.loader.observe.stats import NO_SLOTS, stage_table, verdict, worker_tables
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
 
 __all__ = ["GenericMeters", "Spent", "batch_rows"]
 
-# A dataset makes a batch's samples in one call.
-_WITHIN = dict.fromkeys(("read", "draw", "decode", "transform", "collate"), "fetch")
 _KEPT_SUBSTITUTIONS = 10_000
 
 
@@ -164,7 +162,6 @@ class GenericMeters:
             "busy_ns": self._busy_ns,
             **verdict(self._counts, {"busy_ns": self._busy_ns, **sums}, self._workers),
             "stages": stages,
-            "fused": fused_stages(stages, _WITHIN),
             "workers": worker_tables(words[1:], [event["worker"] for event in replacements]),
             "respawns": len(replacements),
             "slots": dict(NO_SLOTS if slots is None else slots),

@@ -30,11 +30,9 @@ from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.pending_batches import BatchSlots, Pending, PendingBatches
 from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.single_process import CountedIterator, begin_torchs
-from feeder.loader.generic.split_order import SplitOrder
 from feeder.loader.generic.torchdata_state import GenericProgress, counts_off, fitting_states, sampler_place
 from feeder.loader.observe.live_view import end_view
 from feeder.loader.options import ImageOptions, LoaderOptions
-from feeder.loader.stateful import is_stateful
 from feeder.loader.workers.iterator_lock import IteratorLock
 
 __all__ = ["WorkersIterator"]
@@ -46,7 +44,6 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
     Args:
         loader: The loader.
         options: Its options for this epoch.
-        order: Feeder's own order; None: torch's samplers decide.
         meters: Times of the stages.
         state: The state to resume from; None: begins an epoch.
         base_seed: The workers' base seed if it was drawn already; None: it is drawn as torch draws it.
@@ -57,7 +54,6 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         self,
         loader: DataLoader[Any],
         options: LoaderOptions,
-        order: SplitOrder | None,
         meters: GenericMeters,
         state: dict[str, Any] | None,
         base_seed: int | None,
@@ -73,8 +69,6 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
 
         self._in_order = loader.in_order
         self._interval = options.snapshot_every_n_steps or 0
-        if order is not None and not is_stateful(loader.dataset):
-            self._interval = 1  # such a state costs nothing, and it goes on with another world size or batch size
 
         self.progress = GenericProgress()
         self._pending = PendingBatches(loader.in_order)
@@ -91,7 +85,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         self._batches = BatchWorkers(
             options.multiprocessing_context or torch.multiprocessing,
             options.workers.hang_timeout_s,
-            self._job(loader.worker_init_fn, order, options.images),
+            self._job(loader.worker_init_fn, options.images),
             first_states,
             self._pending,
             BatchSlots(ahead, options.workers.memory_limit_bytes, slot_guard(options.device)),
@@ -113,9 +107,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
             self._shutdown_workers()
             raise
 
-    def _job(
-        self, init_fn: Callable[[int], object] | None, order: SplitOrder | None, images: ImageOptions | None
-    ) -> Job:
+    def _job(self, init_fn: Callable[[int], object] | None, images: ImageOptions | None) -> Job:
         """Returns what all workers have to do."""
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
@@ -131,7 +123,6 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
             self._num_workers,
             None if self._shared_seed is None else int(self._shared_seed),
             None,
-            None if order is None else order.seeding,
             images,
         )
 
@@ -168,27 +159,14 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch with the same workers."""
         with self._use.begun(self._shutdown_workers):
-            self._begin_anew(loader, first_iter)
-
-    def restart(self) -> None:
-        """Begins another epoch instead of this one, of which no batch was asked for."""
-        with self._use.begun(self._shutdown_workers):
-            self._num_yielded = 0
-            self._begin_again()
-
-    def _begin_anew(self, loader: Any, first_iter: bool) -> None:
-        self._index_sampler = loader._index_sampler  # which leaves out what the loader now does
-        super()._reset(loader, first_iter)
-        self._begin_again()
-
-    def _begin_again(self) -> None:
-        try:
-            self._batches.begin_epoch(self._shared_seed, self._use.check)
-        except BaseException:
-            self._end_view_if_over()
-            raise
-        self._begin(None)
-        self._fill()
+            super()._reset(loader, first_iter)
+            try:
+                self._batches.begin_epoch(self._shared_seed, self._use.check)
+            except BaseException:
+                self._end_view_if_over()
+                raise
+            self._begin(None)
+            self._fill()
 
     def _begin(self, main: dict[str, Any] | None) -> None:
         """Begins an epoch; ``main`` is the sampler's place in a state that will be restored."""
@@ -297,8 +275,6 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
     def _deliver(self, pending: Pending, is_prefix: bool) -> Any:
         result, progress = pending.result, self.progress
         assert result is not None
-        if self.split_epoch is not None:
-            self.split_epoch.hand_out()
         self._fill()
         data = result.data
         if isinstance(data, ExceptionWrapper):

@@ -23,9 +23,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
 from feeder.loader.generic.encoded_samples import DrawnIndex, DrawnSampler, ImageDraws
-from feeder.loader.generic.split_order import SplitEpoch
 from feeder.loader.generic.torchdata_state import DRAWS_KEY, sampler_place
-from feeder.loader.left_out import Kept
 from feeder.loader.random_state import draw_seed
 from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
 
@@ -235,8 +233,7 @@ class IndexIterator:
     """Iterates over an index sampler (of batches, or without automatic batches of samples) and keeps its place.
 
     Args:
-        sampler: The index sampler. A BatchSampler of torch's is taken apart, as its iterator has no state; so is a
-            :class:`Kept`, as the place is that among all samples, with those that are left out.
+        sampler: The index sampler. A BatchSampler of torch's is taken apart, as its iterator has no state.
     """
 
     def __init__(self, sampler: Any) -> None:
@@ -244,9 +241,6 @@ class IndexIterator:
         if isinstance(sampler, DrawnSampler):
             self._draws, sampler = sampler.draws, sampler.sampler
             self._drawn = self._draws.begin()
-        self._left_out: frozenset[int] = frozenset()
-        if isinstance(sampler, Kept):
-            self._left_out, sampler = sampler.left_out, sampler.sampler
         self.sampler = sampler
         self.yielded = 0
         self._samples = 0
@@ -265,37 +259,18 @@ class IndexIterator:
         return index if self._draws is None else DrawnIndex(index, *self._drawn, place if self._may_repeat else None)
 
     def _next(self) -> Any:
-        if not self._is_batches and not self._left_out:
+        if not self._is_batches:
             value = next(self._iterator)
             self.yielded += 1
             return value
-        most = self.sampler.batch_size if self._is_batches else 1
-        values, passed = self._taken(most)
-        if not values or (self._is_batches and self.sampler.drop_last and len(values) < most):
+
+        most = self.sampler.batch_size
+        values = list(itertools.islice(self._iterator, most))
+        if not values or (self.sampler.drop_last and len(values) < most):
             raise StopIteration
-        if not self._is_batches:
-            self.yielded += passed
-            return values[0]
-        self._samples += passed
+        self._samples += len(values)
         self.yielded += 1
         return values
-
-    def _taken(self, most: int) -> tuple[list[Any], int]:
-        """Returns the next samples that are not left out, and how many were passed for them."""
-        if not self._left_out:
-            values = list(itertools.islice(self._iterator, most))
-            return values, len(values)
-        values, passed = [], 0
-        while len(values) < most and (value := next(self._iterator, None)) is not None:
-            passed += 1
-            if value not in self._left_out:
-                values.append(value)
-        return values, passed
-
-    @property
-    def split_epoch(self) -> SplitEpoch | None:
-        """The epoch in feeder's own order; None with another sampler."""
-        return self._iterator if isinstance(self._iterator, SplitEpoch) else None
 
     def state(self) -> dict[str, Any]:
         """Returns its place, under torchdata's keys."""

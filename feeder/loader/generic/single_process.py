@@ -17,7 +17,6 @@ from feeder.loader.generic.encoded_samples import EncodedSamples
 from feeder.loader.generic.generic_worker import never_ending, worker_state
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.resumable_samplers import IndexIterator
-from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
 from feeder.loader.generic.torchdata_state import (
     GenericProgress,
     counts_off,
@@ -53,17 +52,10 @@ class CountedIterator:
     _shared_seed: Any
     _base_seed: Any
 
-    @property
-    def split_epoch(self) -> SplitEpoch | None:
-        """The epoch in feeder's own order; None with another sampler."""
-        return self._indices.split_epoch
-
     def _counted(self, advance: Callable[[], Any]) -> Any:
         """Returns the next batch, by torch's function for it."""
         if self.delivers:
             self.meters.asked()
-        if self.split_epoch is not None:
-            self.split_epoch.ask()
         try:
             batch = advance()
         except StopIteration:
@@ -100,10 +92,7 @@ class CountedIterator:
 
     def _catch_up(self, state: dict[str, Any]) -> None:
         """Makes the batches between a state's snapshot and its place again, and drops them."""
-        since = state["_steps_since_snapshot"]
-        if since and self.split_epoch is not None:
-            self.split_epoch.check_steps(sampler_place(state)["_sampler_iter_state"])
-        for _ in range(since):
+        for _ in range(state["_steps_since_snapshot"]):
             next(self)  # type: ignore[call-overload]
         self.progress.finished = state["_iterator_finished"]
 
@@ -128,7 +117,6 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
 
     Args:
         loader: The loader.
-        order: Feeder's own order; None: torch's samplers decide.
         meters: Times of the stages.
         state: The state to go on from; None: the epoch's beginning.
         base_seed: The workers' base seed if it is drawn already; None: it is drawn as torch draws it.
@@ -138,7 +126,6 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
     def __init__(
         self,
         loader: DataLoader[Any],
-        order: SplitOrder | None,
         meters: GenericMeters,
         state: dict[str, Any] | None,
         base_seed: int | None = None,
@@ -159,11 +146,10 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         if own is not None:
             load_if_stateful(self._dataset, own["dataset_state"])
 
-        samples = self._dataset if order is None else order.seeding.samples(self._dataset)
+        samples = self._dataset
         if images is not None:
             is_stacked = self._auto_collation and self._collate_fn is default_collate
-            seed = 0 if order is None else order.seeding.seed
-            samples = EncodedSamples(samples, images, seed, is_stacked=is_stacked)
+            samples = EncodedSamples(samples, images, 0, is_stacked=is_stacked)
         self._dataset_fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self._dataset_kind,
             samples,
@@ -178,16 +164,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
 
         if state is not None:
             self._load(state, own)
-        if self.split_epoch is not None:
-            self.split_epoch.begun()
-        if state is not None:
             self._catch_up(state)
-
-    def restart(self) -> None:
-        """Begins another epoch instead of this one, of which no batch was asked for."""
-        self._sampler_iter = self._indices = IndexIterator(self._index_sampler)
-        self._num_yielded = 0
-        self._indices.state()
 
     def __next__(self) -> Any:
         return self._counted(super().__next__)
@@ -202,9 +179,6 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
             if self._is_iterable or self._indices.yielded == asked:
                 raise
             raise stop_in_a_batch(error) from error
-        finally:
-            if self.split_epoch is not None and self._indices.yielded > asked:
-                self.split_epoch.hand_out()
         self.meters.made_here(time.perf_counter_ns() - started)
         self.meters.decoded(counts)
         return batch

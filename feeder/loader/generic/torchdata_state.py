@@ -6,14 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import ArgumentError
-from feeder.order.skip import Skip
 from feeder.system.text import count
 
 __all__ = [
     "DRAWS_KEY",
-    "SKIP_KEY",
     "GenericProgress",
-    "check_same_skip",
     "counts_off",
     "epoch_is_over",
     "fitting_states",
@@ -21,9 +18,8 @@ __all__ = [
     "worker_key",
 ]
 
-# torchdata has no such keys.
-SKIP_KEY = "_skip"  # of what a loader leaves out
-DRAWS_KEY = "_draws"  # of the seed and the epoch of images that a dataset leaves to the loader
+# Of the seed and the epoch of images that a dataset leaves to the loader; torchdata has no such key.
+DRAWS_KEY = "_draws"
 
 
 @dataclass
@@ -74,19 +70,6 @@ def sampler_place(state: dict[str, Any]) -> dict[str, Any]:
 def _have_own(states: dict[str, Any]) -> bool:
     """Returns True if any worker's dataset or iterator has a state of its own."""
     return any(s and (s["dataset_state"] is not None or s["fetcher_state"] is not None) for s in states.values())
-
-
-def check_same_skip(skip: Skip | None, state: dict[str, Any]) -> None:
-    """Refuses a state that counts batches from a snapshot, if what is left out has changed.
-
-    Raises:
-        ArgumentError: naming the way out.
-    """
-    if Skip.of_state(state.get(SKIP_KEY)) != (skip or None):
-        raise ArgumentError(
-            "this state does not fit: the last snapshot in it is some batches old, and skip= is another one here; "
-            "resume with the skip= that it was saved with, or save with snapshot_every_n_steps=1"
-        )
 
 
 def worker_key(worker: int) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from feeder.loader.observe.meter import METER_WORDS, STAGES, bucket_ns, octave_edges, stage_rows
 
-__all__ = ["NO_SLOTS", "fused_stages", "stage_histograms", "stage_table", "verdict", "worker_tables"]
+__all__ = ["NO_SLOTS", "stage_histograms", "stage_table", "verdict", "worker_tables"]
 
 NO_SLOTS = {"total": 0, "held": 0, "making": 0, "ready": 0}
 # Waits below this share of the time are hardly noticed.
@@ -78,19 +78,6 @@ def worker_tables(words: npt.NDArray[np.int64], replaced: list[int]) -> list[dic
         {"worker": number, "respawns": replaced.count(number), "stages": stage_table(row)}
         for number, row in enumerate(words.reshape(-1, METER_WORDS))
     ]
-
-
-def fused_stages(stages: Mapping[str, Any], within: Mapping[str, str]) -> dict[str, str]:
-    """Finds the stages whose time is part of another stage's.
-
-    Args:
-        stages: The stages that were timed.
-        within: By stage, the stage that does its work if it is not done separately.
-
-    Returns:
-        By stage without a time, the stage whose time contains it.
-    """
-    return {name: holder for name, holder in within.items() if name not in stages and holder in stages}
 
 
 def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from feeder.loader.trial import consume
 from feeder.system.process_usage import forget_peak, memory
 from feeder.tools.bench.bench_options import SETTLE, RivalTask
 from feeder.tools.bench.rivals import RIVALS
+from feeder.tools.trial import consume
 
 __all__ = ["main"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from feeder.errors import BackendError, WorkerError
 from feeder.loader.auto_workers import MOST_THREADS
-from feeder.loader.trial import Trial
 from feeder.tools.terminal import size
+from feeder.tools.trial import Trial
 from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Setting, TriedSetting, cheaper, gain
 
 __all__ = ["MARGIN", "Outcome", "Search", "Space"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.loader.options import DEFAULT_PREFETCH
-from feeder.loader.trial import Trial
 from feeder.system.text import count
 from feeder.tools.thresholds import NOTICEABLE_GAIN
+from feeder.tools.trial import Trial
 
 __all__ = ["ROUNDS_TO_TELL", "Gain", "Setting", "TriedSetting", "cheaper", "gain"]
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from feeder.dataset.subset import as_feeder, is_feeders
+from feeder.dataset.subset import as_feeder
 from feeder.decoders.registry import Dali, available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import DEFAULT_PREFETCH, WorkerOptions
-from feeder.loader.trial import run, step_rate
 from feeder.system.cores import cores
 from feeder.system.memory import available_bytes
 from feeder.tools.thresholds import NOTICEABLE_GAIN
+from feeder.tools.trial import run, step_rate
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Outcome, Search, Space
 from feeder.tools.tune.setting import Setting
@@ -188,16 +188,19 @@ def _source(data: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     if "service" in arguments:
         raise ArgumentError("tune() measures this machine's workers, and no input service; leave service= out")
 
-    unless_given = {"seed": 0} if is_feeders(data) else {}
+    unless_given: dict[str, Any] = {}
     rest = {name: value for name, value in arguments.items() if name not in _TUNED or isinstance(value, Dali)}
 
     def make(**keywords: Any) -> Any:
         return DataLoader(data, **{**unless_given, **rest, **keywords})
 
     wanted = arguments.get("backend", "auto")
-    probe = make(num_workers=0, backend=wanted)
+    with torch.random.fork_rng(devices=[]):  # a seed is drawn
+        probe = make(num_workers=0, backend=wanted)
     backend = probe.stats().get("backend")
     probe.close()
+    if backend is not None:  # else it takes torch's path
+        unless_given["seed"] = 0
 
     dataset: Any = as_feeder(probe.dataset) or probe.dataset
     backends = () if backend is None else (backend,) if wanted != "auto" else _backends(dataset.recipe)

@@ -392,15 +392,6 @@ def test_samples_without_a_substitute_are_an_error(folder: Path) -> None:
     dataset.lost = tuple(range(COUNT))
     with pytest.raises(DecodeError, match="none of its 16 substitutes can be decoded"):
         next(iter(feeder.DataLoader(dataset, on_error="skip")))
-    with pytest.raises(ArgumentError, match="together with skip="):
-        feeder.DataLoader(dataset, on_error="skip", skip=[3])
-
-
-def test_what_is_left_out_leaves_the_draws_of_the_rest(folder: Path) -> None:
-    expected = by_index(epochs(feeder.DataLoader(Images(folder, plain), batch_size=4, seed=6))[0])
-    found = by_index(epochs(feeder.DataLoader(Images(folder, plain), batch_size=4, seed=6, skip=[1, 7]))[0])
-    assert found.keys() == expected.keys() - {1, 7}
-    assert all(torch.equal(image, expected[i]) for i, image in found.items())
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -438,7 +429,7 @@ def test_samples_that_differ_in_kind_are_refused(folder: Path) -> None:
             next(iter(cls(Images(folder, mixed), batch_size=2)))
 
 
-def test_a_derived_class_of_feeders_datasets_draws_in_feeders_order(folder: Path) -> None:
+def test_a_derived_class_of_feeders_datasets_draws_as_any_other_dataset(folder: Path) -> None:
     class Own(feeder.FolderDataset):
         def __getitem__(self, i: Any) -> Any:
             return feeder.Encoded(str(sorted((folder / "a").iterdir())[i]), CROPS), i
