@@ -32,7 +32,7 @@ def step(op: native.AugmentOp, *values: float) -> list[float]:
 def run(image: Pixels, *steps: list[float]) -> Pixels:
     """Returns [H, W, 3] after a program."""
     planes = np.ascontiguousarray(image.transpose(2, 0, 1))
-    native.augment(planes, np.array([steps], np.float64))
+    native.augment(planes, planes[None], np.array([steps], np.float64))
     return planes.transpose(1, 2, 0)
 
 

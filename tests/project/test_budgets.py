@@ -21,9 +21,9 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 175,
     "dataset": 2_795,
-    "decoders": 3_715,
+    "decoders": 3_755,
     "fields": 360,
-    "loader": 8_830,
+    "loader": 8_840,
     "order": 1_210,
     "service": 1_595,
     "shard": 8_325,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 5_480,
     "transforms": 2_435,
 }
-TOKENS = 470_800
+TOKENS = 471_650
 OWN_PARAMETERS = 15
 DENSE = 17
 
