@@ -65,15 +65,25 @@ class WarpFilter(enum.IntEnum):
     BILINEAR = 1
     BICUBIC = 2
 
-def augment(image: npt.NDArray[np.uint8], programs: npt.NDArray[np.float64]) -> None:
-    """Runs a program on an image, in place and without the GIL.
+def augment(
+    image: npt.NDArray[np.uint8],
+    out: npt.NDArray[Any],
+    programs: npt.NDArray[np.float64] | None = None,
+    *,
+    dtype: str = "uint8",
+    layout: str = "nchw",
+    scale: npt.NDArray[np.float32] | None = None,
+    bias: npt.NDArray[np.float32] | None = None,
+) -> None:
+    """Runs a program on an image, without the GIL.
 
     Args:
-        image: uint8 [3, H, W], C-contiguous.
-        programs: float64 [1, ops, 12], see :class:`AugmentOp`.
+        image: uint8 [3, H, W], of any strides.
+        out, dtype, layout, scale, bias: As those of :class:`View`, of one image; may share the image's memory.
+        programs: float64 [1, ops, 12], see :class:`AugmentOp`; None: nothing is changed but the dtype.
 
     Raises:
-        ValueError: naming what is wrong with the program.
+        ValueError: naming what is wrong with the program or another argument.
     """
 
 class Unsupported(ValueError):

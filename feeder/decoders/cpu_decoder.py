@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from feeder.decoders.decoder import (
     check_output_size,
     check_views,
 )
-from feeder.decoders.programs import finish, finish_apart, has_programs, last_native, programs
+from feeder.decoders.programs import Finish, has_programs, laid_out, programs
 from feeder.errors import BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
 
@@ -96,35 +96,16 @@ class CpuDecoder(Decoder):
         if len(buffers) == 0:
             return DecodeResult([])
         # A few where the kernels make images apart, which then stay in the caches; one where these differ in size.
-        is_apart = any(view.recipe.tail is not None or view.recipe.channels == 1 for view in views)
         is_batched = all(_is_batched(view.recipe) for view in views)
+        is_apart = is_batched and any(Finish(view.recipe, view.recipe.rest).is_apart for view in views)
         step = 1 if not is_batched else _FEW if is_apart else len(buffers)
         results = []
         for first in range(0, len(buffers), step):
             some = slice(first, first + step)
             rows = None if first_rows is None else first_rows[some]
             taken = [view.take(some) for view in views]
-            results.append(self._decode_apart(buffers[some], orientations[some], taken, rows))
+            results.append(self._decode(buffers[some], orientations[some], taken, rows))
         return results[0] if len(results) == 1 else DecodeResult.join(results)
-
-    def _decode_apart(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        views: Sequence[View],
-        first_rows: npt.NDArray[np.int32] | None,
-    ) -> DecodeResult:
-        """Decodes as :meth:`_decode` does; recipes with a tail, or with one channel, into images of their own first."""
-        heads = [_head(view) for view in views]
-        result = self._decode(buffers, orientations, heads, first_rows)
-        for view, head in zip(views, heads, strict=True):
-            if head is not view:
-                rows = [row for row, error in enumerate(result.errors) if error is None]
-                with _transforming(result, rows):
-                    failures = finish_apart(view, head.out, rows)
-                for row, failure in failures.items():
-                    result.errors[row] = failure
-        return result
 
     def _decode(
         self,
@@ -135,7 +116,7 @@ class CpuDecoder(Decoder):
     ) -> DecodeResult:
         """Decodes images whose base path makes one size in each view."""
         try:
-            native_views, bases = self._native_views(views)
+            native_views, made = self._native_views(views)
         except DecodeError as refused:
             return DecodeResult([refused] * len(buffers), spent_ns=np.zeros((len(buffers), 3), np.int64))
 
@@ -170,44 +151,68 @@ class CpuDecoder(Decoder):
                     errors[row] = error
                     slow[row] = is_jpeg[row]
 
-        elif bases and errors[0] is None:
-            started = time.perf_counter_ns()
-            try:
-                for view, pixels in bases:
-                    self._pillow.finish(pixels, view.recipe, view.draws, 0, view.out[0])
-            except DecodeError as failed:
-                errors[0] = failed
-            spent_ns[0, 1] += time.perf_counter_ns() - started
-
         result = DecodeResult(errors, clipped, int(np.count_nonzero(slow)), spent_ns)
-        _finish(result, views, set(others.tolist()))
+        redone = set(others.tolist())
+        rows = [row for row, error in enumerate(errors) if error is None and row not in redone]
+        for view, (finish, images) in zip(views, made, strict=True):
+            if finish is None or finish.is_needed:
+                with _transforming(result, rows):
+                    self._finish(view, finish, images, rows, errors)
         return result
+
+    def _finish(
+        self,
+        view: View,
+        finish: Finish | None,
+        images: npt.NDArray[Any],
+        rows: list[int],
+        errors: list[DecodeError | None],
+    ) -> None:
+        """Runs what follows on the images that the kernels have made, by Pillow where that has no native form."""
+        recipe, draws, out = view
+        if finish is not None:
+            for row, error in finish.run(draws.ops[recipe.base_length :], rows, images, out).items():
+                errors[row] = error
+            return
+        for row in rows:
+            try:
+                self._pillow.finish(images[row], recipe, draws, row, out[row])
+            except DecodeError as error:
+                errors[row] = error
 
     def _native_views(
         self, views: Sequence[View]
-    ) -> tuple[list[_native.View], list[tuple[View, npt.NDArray[np.uint8]]]]:
-        """Returns the kernels' views, and those whose base path alone they make, each with its image [H, W, 3].
+    ) -> tuple[list[_native.View], list[tuple[Finish | None, npt.NDArray[Any]]]]:
+        """Returns the kernels' views, and for each what follows on the images that they make there; None and [N, H, W,
+        3] where they make those of the base path alone.
 
         Raises:
             DecodeError: if a view is too large.
         """
-        native_views, bases = [], []
+        native_views: list[_native.View] = []
+        made: list[tuple[Finish | None, npt.NDArray[Any]]] = []
         for view in views:
-            height, width = view.draws.base_size[0].tolist()
-            if max(height, width) > _LARGEST_SIDE or (height * width > self.max_pixels and view.recipe.rest):
+            recipe, draws = view.recipe, view.draws
+            height, width = draws.base_size[0].tolist()
+            if max(height, width) > _LARGEST_SIDE or (height * width > self.max_pixels and recipe.rest):
                 most = f"max_pixels={self.max_pixels} or {_LARGEST_SIDE} a side"
                 raise DecodeError(
                     f"the recipe makes {width}x{height} pixels, more than {most}; end it with a fixed size"
                 )
-            if has_programs(view.recipe):
-                check_output_size(view.out, view.draws.base_size)
-                native_views.append(_native_view(view))
+            if not has_programs(recipe):
+                base = np.empty((len(draws), height, width, 3), np.uint8)
+                boxes, kind = _boxes(draws), recipe.base_filter
+                native_views.append(_native.View(*boxes, base, layout="nhwc", dtype="uint8", filter=kind))
+                made.append((None, base))
                 continue
-            base = np.empty((1, height, width, 3), np.uint8)
-            boxes, kind = _boxes(view.draws), view.recipe.base_filter
-            native_views.append(_native.View(*boxes, base, layout="nhwc", dtype="uint8", filter=kind))
-            bases.append((view, base[0]))
-        return native_views, bases
+
+            if recipe.tail is None:
+                check_output_size(view.out, draws.base_size)
+            finish = Finish(recipe, recipe.rest)
+            images: npt.NDArray[Any] = finish.memory(len(draws), height, width) if finish.is_apart else view.out
+            native_views.append(_native_view(view, finish, images))
+            made.append((finish, images))
+        return native_views, made
 
     def _redone(
         self,
@@ -227,39 +232,8 @@ class CpuDecoder(Decoder):
 
 
 def _is_batched(recipe: Recipe) -> bool:
-    """Returns True if the kernels run all ops of a recipe but for the tail, on images of one size."""
-    return has_programs(recipe.head) and (recipe.tail is None or recipe.head.output_size is not None)
-
-
-def _head(view: View) -> View:
-    """Returns the view of three channels, without a tail, that a recipe's output is made from; mostly the view itself.
-
-    In front of a function of Pillow images its channels are interleaved, as theirs are.
-    """
-    recipe, draws = view.recipe, view.draws
-    if recipe.tail is None and recipe.channels == 3:
-        return view
-    if recipe.tail is not None:
-        draws = draws.head()
-    count, (height, width) = len(draws), draws.output_size[0].tolist()
-    if recipe.tail is not None and recipe.tail.on == "pil":
-        out = np.empty((count, height, width, 3), recipe.head.storage_dtype).transpose(0, 3, 1, 2)
-    else:
-        out = np.empty((count, 3, height, width), recipe.head.storage_dtype)
-    return View(recipe.head, draws, out)
-
-
-def _finish(result: DecodeResult, views: Sequence[View], redone: Collection[int]) -> None:
-    """Runs the functions and ops at the recipes' ends on the images that the kernels have made."""
-    for view in views:
-        end = last_native(view.recipe)
-        if end < len(view.recipe.rest) and has_programs(view.recipe):
-            rows = [row for row, error in enumerate(result.errors) if error is None and row not in redone]
-            drawn = view.draws.ops[view.recipe.base_length + end :]
-            with _transforming(result, rows):
-                failures = finish(view.recipe.rest[end:], drawn, rows, view.out)
-            for row, failure in failures.items():
-                result.errors[row] = failure
+    """Returns True if the kernels make images of one size."""
+    return has_programs(recipe) and (recipe.tail is None or recipe.head.output_size is not None)
 
 
 @contextlib.contextmanager
@@ -279,24 +253,14 @@ def _boxes(draws: Draws) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]
     )
 
 
-def _native_view(view: View) -> _native.View:
-    """Returns the kernels' view of a recipe that they run."""
+def _native_view(view: View, finish: Finish, images: npt.NDArray[Any]) -> _native.View:
+    """Returns the kernels' view of a recipe, in which they make these images."""
     recipe, draws = view.recipe, view.draws
-    scale, bias = recipe.affine or (None, None)
-    end = last_native(recipe)
-    drawn = programs(recipe.rest[:end], draws.ops[recipe.base_length :][:end], view.out.shape[2:])
-    is_planar = view.out.strides[3] == view.out.itemsize
-    out, layout = (view.out, "nchw") if is_planar else (view.out.transpose(0, 2, 3, 1), "nhwc")
-    return _native.View(
-        *_boxes(draws),
-        out,
-        layout=layout,
-        dtype=recipe.output_dtype,
-        scale=scale,
-        bias=bias,
-        programs=drawn,
-        filter=recipe.base_filter,
-    )
+    drawn = draws.ops[recipe.base_length :][: finish.end]
+    made = programs(recipe.rest[: finish.end], drawn, (images.shape[2], images.shape[3]))
+    out, layout = laid_out(images)
+    kind = recipe.base_filter
+    return _native.View(*_boxes(draws), out, layout=layout, programs=made, filter=kind, **finish.options)
 
 
 def _for_pillow(statuses: npt.NDArray[np.int32], first_rows: npt.NDArray[np.int32] | None) -> npt.NDArray[np.bool_]:

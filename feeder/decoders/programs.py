@@ -1,20 +1,19 @@
 """Programs for the kernels: the ops behind the base path, with the values drawn for each image.
 
-What is left at the end of a recipe, functions of the user's, runs on the finished arrays.
+Functions of the user's run on arrays, between calls of the kernels.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder import _native
 from feeder import transforms as T
-from feeder.decoders.decoder import View
 from feeder.decoders.device.fused import erasing_of
 from feeder.decoders.op_math import augmentation_affine
 from feeder.errors import DecodeError
@@ -26,12 +25,13 @@ from feeder.transforms.op import Params
 from feeder.transforms.photometric import COLOR_STEPS
 from feeder.transforms.target_ops import TargetOp
 
-__all__ = ["Programs", "finish", "finish_apart", "has_programs", "last_native", "programs"]
+__all__ = ["Finish", "Programs", "has_programs", "laid_out", "programs"]
 
 # float64 [N, ops, 12], see _native.AugmentOp; a row of zeros does nothing.
 Programs = npt.NDArray[np.float64]
 
 _COLUMNS = 12
+_BYTES = {"dtype": "uint8"}
 _ON_ARRAYS = (T.Lambda, T.GaussianNoise)
 _MOST_TAPS = 63  # of a blur, in the kernels
 _OPS = _native.AugmentOp
@@ -56,84 +56,186 @@ _TIMM_KINDS = np.array(
 _POSTERIZE, _SOLARIZE, _ROTATE = (AUGMENTATIONS.index(kind) for kind in ("Posterize", "Solarize", "Rotate"))
 
 
+class _Step(NamedTuple):
+    """Ops that run one after the other, from the first number to the end: in the kernels, or on arrays."""
+
+    is_native: bool
+    first: int
+    end: int
+
+
 def has_programs(recipe: T.Recipe) -> bool:
-    """Returns True if the kernels run all ops of a recipe without variable sizes, up to :func:`last_native`."""
-    rest = recipe.rest[: last_native(recipe)]
-    values = [number for number, op in enumerate(rest) if isinstance(op, (T.ToDtype, T.Normalize))]
-    if any(type(op) is T.RandomErasing and op.value is None for op in rest[: max(values, default=0)]):
-        return False  # the noise would have to be normalized, too
-    return all(_is_native(op, is_float) for op, is_float in _after_values(rest))
+    """Returns True if the kernels run all ops of a recipe without variable sizes, but for those that run on arrays."""
+    ops = _after_values(recipe.rest)
+    for is_native, first, end in _steps(recipe.rest):
+        some = ops[first:end]
+        values = [number for number, (op, _) in enumerate(some) if isinstance(op, (T.ToDtype, T.Normalize))]
+        if is_native:
+            noisy = some[: max(values, default=0)]
+            if any(type(op) is T.RandomErasing and op.value is None for op, _ in noisy):
+                return False  # the noise would have to be normalized, too
+            if not all(_is_native(op, is_float) for op, is_float in some):
+                return False
+        elif some[0][1] and (
+            values
+            or recipe.head.output_dtype != "float32"
+            or not all(type(op) in _ON_ARRAYS or _is_native(op, True) for op, _ in some)
+        ):
+            return False
+    return True
 
 
-def last_native(recipe: T.Recipe) -> int:
-    """Returns the end, in ``recipe.rest``, of the ops before those that run on finished arrays."""
-    rest = recipe.rest
-    end = len(rest)
-    dtype = recipe.output_dtype
-    for number in reversed(range(end if dtype in ("float32", "uint8") else 0)):
-        op = rest[number]
-        if isinstance(op, (T.ToDtype, T.Normalize)) or not (_is_native(op, True) or type(op) in _ON_ARRAYS):
+def _steps(ops: Sequence[T.Op]) -> list[_Step]:
+    """Returns the steps of the ops behind a base path, without a tail. The first is in the kernels, and may be empty.
+
+    All that follows a function of floats runs on arrays, too.
+    """
+    steps = [_Step(True, 0, 0)]
+    flags = [is_float for _, is_float in _after_values(ops)]
+    for number, (op, is_float) in enumerate(zip(ops, flags, strict=True)):
+        if isinstance(op, T.Lambda) and not op.keeps_shape:
             break
-        if dtype == "uint8" and type(op) is not T.Lambda:
-            break
-        if not _is_native(op, True):
-            end = number
-    return end
+        last = steps[-1]
+        stays = not last.is_native and (isinstance(op, TargetOp) or flags[last.first])
+        is_native = not (stays or type(op) is T.Lambda or (is_float and type(op) is T.GaussianNoise))
+        if is_native == last.is_native:
+            steps[-1] = last._replace(end=number + 1)
+        else:
+            steps.append(_Step(is_native, number, number + 1))
+    return steps
 
 
-def finish(
-    ops: Sequence[T.Op], drawn: Sequence[Params], rows: Iterable[int], images: npt.NDArray[Any]
-) -> dict[int, DecodeError]:
-    """Runs the ops from :func:`last_native` on, in place.
+class Finish:
+    """The steps behind the kernels' call on a recipe's images: functions of the user's, and the kernels between them.
 
     Args:
-        ops: The ops.
-        drawn: Their drawn parameters, N rows.
-        rows: The images to change.
-        images: float32 [N, 3, H, W], or uint8 if the ops are functions alone.
+        recipe: A recipe that :func:`has_programs`.
+        ops: Its ops behind the base path.
 
-    Returns:
-        The errors that functions raised, by row.
+    Attributes:
+        end: Number of these ops that are in the call.
+        is_apart: True if the call makes the images of :meth:`memory`, False if it makes the recipe's output.
+        is_needed: True if anything is left to do.
+        options: The dtype, scale and bias of what the call makes.
     """
-    from feeder.decoders.pillow.image_ops import ARRAY_OPS  # many loaders never need it
 
-    errors = {}
-    with kept_generators():
-        for row in rows:
-            image = images[row]
-            try:
-                for op, params in zip(ops, drawn, strict=True):
+    def __init__(self, recipe: T.Recipe, ops: Sequence[T.Op]) -> None:
+        self._ops = ops
+        self._head = recipe.head
+        self._tail = recipe.tail
+        functions = [op for op in ops if isinstance(op, T.Lambda)]
+        self._is_interleaved = bool(functions) and functions[0].on == "pil"
+
+        self._steps = _steps(ops)
+        self._mapping = -1  # number of the step that makes floats of bytes
+        if self._head.output_dtype != "uint8":
+            values = next((number for number, (op, _) in enumerate(_after_values(ops)) if _makes_floats(op)), 0)
+            self._mapping = [step.is_native and values < max(step.end, 1) for step in self._steps].index(True)
+
+        is_gray_later = recipe.channels == 1 and len(self._steps) > 1
+        self.is_apart = bool(self._tail) or self._is_interleaved or self._mapping > 0 or is_gray_later
+        if self.is_apart and self._mapping == 0:
+            first = self._steps[0]
+            self._steps[:1] = [first._replace(end=values), first._replace(first=values)]
+            self._mapping = 1
+        self.end = self._steps[0].end
+        self.is_needed = self.is_apart or len(self._steps) > 1
+        self.options = self._options(0)
+
+    def memory(self, count: int, height: int, width: int) -> npt.NDArray[np.uint8]:
+        """Returns images that are apart, uint8 [N, C, H, W]; with the channels inmost in front of a function that
+        takes Pillow's images, as these have them."""
+        channels = 3 if any(step.is_native for step in self._steps[1:2]) else self._channels_at(0)
+        if not self._is_interleaved:
+            return np.empty((count, channels, height, width), np.uint8)
+        pixels = np.empty((count, height, width, channels), np.uint8)
+        by_channel: npt.NDArray[np.uint8] = pixels.transpose(0, 3, 1, 2)
+        return by_channel
+
+    def run(
+        self, drawn: Sequence[Params], rows: Iterable[int], made: npt.NDArray[Any], out: npt.NDArray[Any]
+    ) -> dict[int, DecodeError]:
+        """Runs the steps.
+
+        Args:
+            drawn: The drawn parameters of the ops, N rows.
+            rows: The images to finish.
+            made: [N, C, H, W], what the call has made.
+            out: [N, C, H, W], gets the finished images; may be the same.
+
+        Returns:
+            The errors that functions raised, by row.
+        """
+        size = made.shape[2], made.shape[3]
+        later = [
+            programs(self._ops[first:end], drawn[first:end], size) if is_native else None
+            for is_native, first, end in self._steps[1:]
+        ]
+        errors = {}
+        with kept_generators():
+            for row in rows:
+                try:
+                    own = [None if each is None else each[row : row + 1] for each in later]
+                    self._run_one(drawn, row, own, made, out)
+                except DecodeError as error:
+                    errors[row] = error
+        return errors
+
+    def _run_one(
+        self,
+        drawn: Sequence[Params],
+        row: int,
+        later: Sequence[Programs | None],
+        made: npt.NDArray[Any],
+        out: npt.NDArray[Any],
+    ) -> None:
+        from feeder.decoders.pillow.image_ops import ARRAY_OPS  # many loaders never need it
+
+        image, steps = made[row], len(self._steps)
+        for number, (is_native, first, end) in enumerate(self._steps[1:], start=1):
+            if not is_native:
+                for op, params in zip(self._ops[first:end], drawn[first:end], strict=True):
                     image = ARRAY_OPS[type(op)](image, op, {name: column[row] for name, column in params.items()})
-            except DecodeError as error:
-                errors[row] = error
-            else:
-                images[row] = image
-    return errors
-
-
-def finish_apart(view: View, made: npt.NDArray[Any], rows: Iterable[int]) -> dict[int, DecodeError]:
-    """Writes the output of a recipe with a tail, or with one channel.
-
-    Args:
-        view: The output.
-        made: [N, 3, H, W], what the recipe's head makes.
-        rows: The images to write.
-
-    Returns:
-        The errors that the function raised, by row.
-    """
-    errors = {}
-    tail, channels = view.recipe.tail, view.recipe.channels
-    with kept_generators():
-        for row in rows:
-            if tail is None:
-                view.out[row] = made[row, :channels]
                 continue
-            try:
-                tail.write(made[row, :channels], int(view.draws.ops[-1]["key"][row]), view.out[row])
-            except DecodeError as error:
-                errors[row] = error
-    return errors
+            into = out[row]
+            if self._tail is not None or number < steps - 1:
+                dtype = self._head.storage_dtype if number == self._mapping else np.uint8
+                into = np.empty((self._channels_at(number), *image.shape[1:]), dtype)
+            _in_kernels(image, into, later[number - 1], self._options(number))
+            image = into
+
+        if self._tail is not None:
+            self._tail.write(image, int(drawn[-1]["key"][row]), out[row])
+        elif image.__array_interface__ != out[row].__array_interface__:  # else it was changed where it is
+            if image.dtype == np.uint8:
+                _in_kernels(image, out[row], None, _BYTES)  # which is faster where channels are inmost
+            else:
+                out[row] = image
+
+    def _channels_at(self, number: int) -> int:
+        """Returns the number of channels behind a step."""
+        return T.Recipe(tuple(self._ops[: self._steps[number].end])).channels
+
+    def _options(self, number: int) -> dict[str, Any]:
+        """Returns the dtype, scale and bias of a step's images."""
+        if self._mapping != number:
+            return _BYTES
+        scale, bias = self._head.affine or (None, None)
+        return {"dtype": self._head.output_dtype, "scale": scale, "bias": bias}
+
+
+def _in_kernels(
+    image: npt.NDArray[np.uint8], out: npt.NDArray[Any], program: Programs | None, options: dict[str, Any]
+) -> None:
+    """Runs a program on one image [3, H, W]."""
+    into, layout = laid_out(out[None])
+    _native.augment(image, into, program, layout=layout, **options)
+
+
+def laid_out(out: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], str]:
+    """Returns an output [N, 3, H, W] as the kernels take it, and its layout's name."""
+    is_planar = out.strides[3] == out.itemsize
+    return (out, "nchw") if is_planar else (out.transpose(0, 2, 3, 1), "nhwc")
 
 
 def _is_native(op: T.Op, is_float: bool) -> bool:
@@ -150,12 +252,16 @@ def _is_native(op: T.Op, is_float: bool) -> bool:
     return type(op) in _WRITERS and not getattr(op, "expand", False)
 
 
+def _makes_floats(op: T.Op) -> bool:
+    return isinstance(op, (T.ToDtype, T.Normalize)) and getattr(op, "dtype", "") != "uint8"
+
+
 def _after_values(ops: Sequence[T.Op]) -> list[tuple[T.Op, bool]]:
     """Returns the ops, each with True if its images are floats."""
     found, is_float = [], False
     for op in ops:
         found.append((op, is_float))
-        is_float = is_float or (isinstance(op, (T.ToDtype, T.Normalize)) and getattr(op, "dtype", "") != "uint8")
+        is_float = is_float or _makes_floats(op)
     return found
 
 
@@ -163,7 +269,7 @@ def programs(ops: Sequence[T.Op], drawn: Sequence[Params], size: tuple[int, int]
     """Returns the programs of N images; None if they are empty.
 
     Args:
-        ops: Those behind the base path of a recipe that :func:`has_programs`, up to :func:`last_native`.
+        ops: Those behind the base path of a recipe that :func:`has_programs`, or one of its steps in the kernels.
         drawn: Their drawn parameters.
         size: (height, width) of the images.
     """

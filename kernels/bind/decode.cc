@@ -27,39 +27,6 @@ using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device:
 using Flags8 = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
 
-Layout layout_of(const std::string& name) {
-    if (name == "nchw") return Layout::nchw;
-    if (name == "nhwc") return Layout::nhwc;
-    bad("layout must be \"nchw\" or \"nhwc\", not \"" + name + "\"");
-}
-
-// Elements from an entry to the next along each axis.
-struct Strides {
-    size_t image;
-    size_t channel;
-    size_t row;
-    bool dense;
-};
-
-// Throws unless the array is C-contiguous, or the top left of such an array [N, 3, larger H, larger W].
-Strides strides_of(const OutArray& out, Layout layout) {
-    if (out.size() == 0) return {0, 0, 0, true};
-    size_t step[4];
-    size_t dense = 1, least = 1;
-    bool is_dense = true, in_order = true;
-    for (size_t axis = 4; axis-- > 0;) {
-        const size_t count = out.shape(axis);
-        step[axis] = count > 1 ? static_cast<size_t>(out.stride(axis)) : least;  // one entry: its stride says nothing
-        in_order = in_order && (count < 2 || out.stride(axis) >= static_cast<int64_t>(least));
-        is_dense = is_dense && (count < 2 || step[axis] == dense);
-        dense *= count;
-        least = step[axis] * count;
-    }
-    if (!is_dense && !(in_order && layout == Layout::nchw && step[3] == 1))
-        bad("out must be C-contiguous, or rows and columns of a C-contiguous array [N, 3, H, W]");
-    return {step[0], step[1], step[2], is_dense};
-}
-
 // One output of each of N images.
 struct ViewArrays {
     Boxes64 source_boxes;
@@ -92,8 +59,8 @@ struct ViewArrays {
           programs(drawn),
           filter(filter_of(filter_name)) {
         const size_t channels = out.shape(layout == Layout::nchw ? 1 : 3);
-        if (channels != 3) {
-            bad("out must have 3 channels where layout=\"" + layout_name + "\" has them, not " +
+        if (channels != 3 && (channels != 1 || layout != Layout::nchw)) {
+            bad("out must have 3 channels where layout=\"" + layout_name + "\" has them, or 1 of \"nchw\", not " +
                 std::to_string(channels));
         }
         if (!array_holds(out, dtype)) bad("out's dtype is not the one that dtype=\"" + dtype_name + "\" says");
@@ -123,6 +90,7 @@ struct ViewArrays {
         }
         view.out.dtype = dtype;
         view.out.layout = layout;
+        view.out.channels = layout == Layout::nchw ? static_cast<int>(out.shape(1)) : 3;
         view.out.height = static_cast<int>(height());
         view.out.width = static_cast<int>(width());
         view.out.scale = scale ? scale->data() : nullptr;

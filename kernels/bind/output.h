@@ -30,6 +30,39 @@ inline Fidelity fidelity_of(const std::string& name) {
     bad("fidelity must be \"fast\", \"exact\" or \"draft\", not \"" + name + "\"");
 }
 
+inline Layout layout_of(const std::string& name) {
+    if (name == "nchw") return Layout::nchw;
+    if (name == "nhwc") return Layout::nhwc;
+    bad("layout must be \"nchw\" or \"nhwc\", not \"" + name + "\"");
+}
+
+// Elements from an entry to the next along each axis.
+struct Strides {
+    size_t image;
+    size_t channel;
+    size_t row;
+    bool dense;
+};
+
+// Throws unless the array is C-contiguous, or the top left of such an array [N, 3, larger H, larger W].
+inline Strides strides_of(const OutArray& out, Layout layout) {
+    if (out.size() == 0) return {0, 0, 0, true};
+    size_t step[4];
+    size_t dense = 1, least = 1;
+    bool is_dense = true, in_order = true;
+    for (size_t axis = 4; axis-- > 0;) {
+        const size_t count = out.shape(axis);
+        step[axis] = count > 1 ? static_cast<size_t>(out.stride(axis)) : least;  // one entry: its stride says nothing
+        in_order = in_order && (count < 2 || out.stride(axis) >= static_cast<int64_t>(least));
+        is_dense = is_dense && (count < 2 || step[axis] == dense);
+        dense *= count;
+        least = step[axis] * count;
+    }
+    if (!is_dense && !(in_order && layout == Layout::nchw && step[3] == 1))
+        bad("out must be C-contiguous, or rows and columns of a C-contiguous array [N, 3, H, W]");
+    return {step[0], step[1], step[2], is_dense};
+}
+
 inline ResizeFilter filter_of(const std::string& name) {
     if (name == "bilinear") return ResizeFilter::bilinear;
     if (name == "bicubic") return ResizeFilter::bicubic;

@@ -290,22 +290,29 @@ class Runner {
         return options;
     }
 
+    // A batch that is C-contiguous, or one of which the images' pixels are interleaved.
     PartOutput output_of(const OutArray& out) const {
-        if (!array_holds(out, dtype_) || out.shape(1) != 3 || out.shape(2) < 1 || out.shape(2) > UINT16_MAX ||
+        if (!array_holds(out, dtype_) || (out.shape(1) != 3 && out.shape(1) != 1) || out.shape(2) < 1 || out.shape(2) > UINT16_MAX ||
             out.shape(3) < 1 || out.shape(3) > UINT16_MAX)
-            bad("out must be [N, 3, H, W] of the dtype, 1-65535 pixels high and wide");
-        size_t dense = 1;
-        for (size_t axis = 4; axis-- > 0; dense *= out.shape(axis))
-            if (out.shape(axis) > 1 && static_cast<size_t>(out.stride(axis)) != dense) bad("out must be C-contiguous");
+            bad("out must be [N, 3 or 1, H, W] of the dtype, 1-65535 pixels high and wide");
+        const size_t planar[4] = {0, 1, 2, 3}, interleaved[4] = {0, 2, 3, 1};
+        const auto is_dense = [&](const size_t axes[4]) {
+            size_t dense = 1;
+            for (size_t k = 4; k-- > 0; dense *= out.shape(axes[k]))
+                if (out.shape(axes[k]) > 1 && static_cast<size_t>(out.stride(axes[k])) != dense) return false;
+            return true;
+        };
+        if (!is_dense(planar) && !is_dense(interleaved)) bad("out must be C-contiguous, by channel or by pixel");
         PartOutput output;
         output.first.data = out.data();
         output.first.dtype = dtype_;
-        output.first.layout = Layout::nchw;
+        output.first.layout = is_dense(planar) ? Layout::nchw : Layout::nhwc;
         output.first.height = static_cast<int>(out.shape(2));
         output.first.width = static_cast<int>(out.shape(3));
         output.first.scale = has_affine_ ? scale_ : nullptr;
         output.first.bias = has_affine_ ? bias_ : nullptr;
-        output.image_bytes = 3 * out.shape(2) * out.shape(3) * dtype_bytes(dtype_);
+        output.first.channels = static_cast<int>(out.shape(1));
+        output.image_bytes = out.shape(1) * out.shape(2) * out.shape(3) * dtype_bytes(dtype_);
         return output;
     }
 

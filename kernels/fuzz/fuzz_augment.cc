@@ -80,6 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         out.data = outputs[i].data();
         out.dtype = dtype;
         out.layout = data[3] & 0x80 ? Layout::nhwc : Layout::nchw;
+        out.channels = data[3] & 0x40 && out.layout == Layout::nchw ? 1 : 3;
         out.height = height;
         out.width = width;
         augmenter.store(out);

@@ -24,6 +24,7 @@ from feeder.transforms import (
     Compose,
     GaussianBlur,
     GaussianNoise,
+    Grayscale,
     Lambda,
     Normalize,
     Op,
@@ -112,7 +113,7 @@ def check(ops: list[Op], size: tuple[int, int], *, atol: float = 0.0, share: flo
     draws = recipe.draw(11, 2, np.arange(COUNT), np.tile(size, (COUNT, 1)))
     made: list[npt.NDArray[Any]] = []
     for decoder in (CpuDecoder(), PillowDecoder()):
-        out = np.zeros((COUNT, 3, *size), recipe.storage_dtype)
+        out = np.zeros((COUNT, *recipe.leading_shape, *size), recipe.storage_dtype)
         result = decoder.decode(buffers, np.ones(COUNT, np.uint8), [View(recipe, draws, out)])
         assert not any(result.errors)
         made.append(out)
@@ -182,6 +183,59 @@ def test_noise_is_the_references_to_a_unit_in_the_last_place(dtype: str) -> None
         check([*values, noise, Lambda(np.negative), noise], (17, 40), atol=1e-6)
 
 
+def turned(image: Any) -> Any:
+    """Turns an image upside down, in a copy."""
+    if hasattr(image, "getbands"):
+        return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+    return image.flip(1) if hasattr(image, "flip") else image[:, ::-1]
+
+
+def brightened(image: Any) -> Any:
+    """Changes an image in place, where that can be changed."""
+    if hasattr(image, "getbands"):
+        return image.point(lambda level: min(255, level + 9))
+    image[0, 1:] = 77
+    return image
+
+
+@pytest.mark.parametrize("on", ["array", "tensor", "pil"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_functions_run_between_ops_of_the_kernels(on: str, dtype: str) -> None:
+    turn, brighten, flip = Lambda(turned, on=on), Lambda(brightened, on=on), RandomHorizontalFlip()
+    values: list[Op] = [ToDtype(dtype, scale=True), NORMALIZE]
+    check([turn], (17, 40))
+    check([brighten, RandomInvert(), turn], (17, 40))
+    check([RandomInvert(), flip, brighten, RandomRotation(20), flip, turn, *values, flip], (17, 40))
+    check([turn, *values, RandomErasing(0.7, value=(0.1, -3.0, 70.0)), flip], (17, 40))
+    if dtype == "float32":
+        check([brighten, *values, flip, Lambda(np.negative), RandomErasing(0.5)], (17, 40))
+
+
+def test_one_channel_is_written_alone() -> None:
+    gray, level = Grayscale(1), 1.0 if ROUNDS_GRAY else 0.0
+    check([gray], (17, 40), atol=level)
+    check([Lambda(turned), gray, RandomVerticalFlip()], (17, 40), atol=level)
+    check([gray, RandomRotation(30, fill=(9, 200, 31)), ToDtype("float32")], (17, 40), atol=level)
+    check([RandomInvert(), gray, ToDtype("bfloat16"), RandomErasing(0.7, value=(10, 200, 30))], (17, 40), atol=256)
+    check([gray, ToDtype("float32"), GaussianNoise(0.3)], (17, 40), atol=max(level, 1e-6))
+    check([gray, ToDtype("float32"), RandomErasing(0.7, value="random")], (17, 40), atol=max(level, 1e-6), share=1e-4)
+
+
+def halves(image: Any) -> Any:
+    return image[:1] / 2
+
+
+@pytest.mark.parametrize("on", ["array", "tensor"])
+def test_functions_that_change_the_shape_get_what_the_kernels_made(on: str) -> None:
+    tail = Lambda(halves, on=on, keeps_shape=False)
+    check([tail], (17, 40))
+    level = 1.0 if ROUNDS_GRAY else 0.0
+    check([Grayscale(1), tail], (17, 40), atol=level)
+    check([Grayscale(1), ToDtype("float32"), tail], (17, 40), atol=level)
+    check([RandomInvert(), NORMALIZE, RandomErasing(0.7, value=(0.1, -3.0, 70.0)), tail], (17, 40))
+    check([Lambda(turned, on="pil"), NORMALIZE, Lambda(np.negative), tail], (17, 40))
+
+
 def test_subclasses_of_ops_are_refused_by_name_for_images_that_pillow_decodes() -> None:
     class OwnFlip(RandomHorizontalFlip):
         pass
@@ -214,7 +268,6 @@ def test_images_that_a_recipe_makes_too_large_are_bad(ops: list[Op]) -> None:
 def test_what_has_no_native_form_is_left_to_the_reference() -> None:
     others: list[list[Op]] = [
         [Pad(3)],
-        [Lambda(np.negative), RandomInvert()],
         [RandomRotation(9, expand=True)],
         [GaussianBlur(65)],
         [NORMALIZE, RandomErasing(value="random"), ToDtype("float16")],

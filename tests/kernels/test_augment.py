@@ -32,7 +32,7 @@ def step(op: native.AugmentOp, *values: float) -> list[float]:
 def run(image: Pixels, *steps: list[float]) -> Pixels:
     """Returns [H, W, 3] after a program."""
     planes = np.ascontiguousarray(image.transpose(2, 0, 1))
-    native.augment(planes, np.array([steps], np.float64))
+    native.augment(planes, planes[None], np.array([steps], np.float64))
     return planes.transpose(1, 2, 0)
 
 
@@ -297,3 +297,18 @@ def noise_of(key: int, height: int, width: int) -> npt.NDArray[np.float32]:
 def test_wrong_programs_are_refused(values: list[float], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         run(np.zeros((8, 8, 3), np.uint8), values)
+
+
+@pytest.mark.parametrize("size", [(5, 9), (33, 65)])
+def test_images_of_any_strides_are_written_in_any_form(level: str, size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (*size, 3), np.uint8)
+    planes, scale, bias = np.ascontiguousarray(pixels.transpose(2, 0, 1)), np.float32([2, 3, 4]), np.float32([5, 6, 7])
+    expected = planes * scale[:, None, None] + bias[:, None, None]
+    for image in (planes, pixels.transpose(2, 0, 1), planes[:, :, ::-1].copy()[:, :, ::-1]):
+        for channels, layout in ((3, "nchw"), (1, "nchw"), (3, "nhwc")):
+            out = np.zeros((1, channels, *size) if layout == "nchw" else (1, *size, 3), np.float32)
+            native.augment(image, out, dtype="float32", layout=layout, scale=scale, bias=bias)
+            found = out[0] if layout == "nchw" else out[0].transpose(2, 0, 1)
+            np.testing.assert_array_equal(found, expected[:channels])
+    with pytest.raises(ValueError, match="out must be one image of the image's size"):
+        native.augment(planes, np.zeros((1, 3, 4, 4), np.uint8))

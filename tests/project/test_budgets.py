@@ -21,9 +21,9 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 175,
     "dataset": 2_775,
-    "decoders": 3_565,
+    "decoders": 3_610,
     "fields": 360,
-    "loader": 8_245,
+    "loader": 8_255,
     "order": 1_210,
     "service": 1_580,
     "shard": 8_505,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 4_780,
     "transforms": 2_435,
 }
-TOKENS = 452_300
+TOKENS = 453_200
 OWN_PARAMETERS = 15
 DENSE = 17
 

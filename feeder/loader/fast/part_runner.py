@@ -2,12 +2,13 @@
 
 Note [One call]
     The call finds samples in the index, draws, reads, decodes and stores without Python, and mostly without its lock.
-    It is for the images and labels of one shard set, of recipes that the kernels run as a whole, with the native
-    backend: what follows the base path is drawn before the call, as programs. Targets and further fields are added
-    afterwards. The images of a remote set are brought into its mirror before. Images for the CUDA backend are planned
-    in such a call, whatever follows the base path. A sample of which anything is unusual is left to
-    :class:`feeder.loader.fast.sample_maker.Work`, which also says what is wrong with it. So are all views of an image,
-    further images, and padded batches: a call fills a tensor of one size, and padded images differ in theirs.
+    It is for the images and labels of one shard set, of recipes that the kernels run but for functions of the user's,
+    with the native backend: what follows the base path is drawn before the call, as programs. Functions run afterwards,
+    with the ops behind them, and targets and further fields are added. The images of a remote set are brought into its
+    mirror before. Images for the CUDA backend are planned in such a call, whatever follows the base path. A sample of
+    which anything is unusual is left to :class:`feeder.loader.fast.sample_maker.Work`, which also says what is wrong
+    with it. So are all views of an image, further images, and padded batches: a call fills a tensor of one size, and
+    padded images differ in theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from feeder import _native
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.decoders.cpu_decoder import CpuDecoder
-from feeder.decoders.programs import Programs, finish, has_programs, last_native, programs
+from feeder.decoders.programs import Finish, Programs, has_programs, programs
 from feeder.loader.observe.meter import Meter, stage_at
 from feeder.shard.source.image_file import LARGE_BYTES
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -59,7 +60,7 @@ class PartRunner:
         recipe: The ops on each image, with a fixed size after the base path.
         seed: Of the augmentation.
         behind: Numbers of the ops behind the base path that are run.
-        last: Number of them that the kernels run.
+        finish: What follows the kernels' call; None for plans.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class PartRunner:
         recipe: Recipe,
         seed: int,
         behind: list[int],
-        last: int,
+        finish: Finish | None,
     ) -> None:
         self._reader = reader
         self._subsets = subsets
@@ -83,7 +84,8 @@ class PartRunner:
         self._seed = seed
         self._behind = behind
         self._ops = [recipe.ops[number] for number in behind]
-        self._last = last
+        self._finish = finish
+        self._apart: npt.NDArray[np.uint8] | None = None
         self._crops_first = recipe.crops_first
         self._pause = 0
 
@@ -103,23 +105,20 @@ class PartRunner:
         made = recipe if split is None else split.cpu
         if type(decoder) is not CpuDecoder or not has_programs(made) or recipe.base_size != made.base_size:
             return None
-        if made.tail is not None or made.channels == 1:
-            return None
 
-        scale, bias = made.affine or (None, None)
         kept = range(len(recipe.ops)) if split is None else split.kept
+        behind = [number for number in kept if number >= recipe.base_length]
+        finish = Finish(made, [recipe.ops[number] for number in behind])
         return cls._made(
             reader,
             recipe,
             seed,
-            [number for number in kept if number >= recipe.base_length],
-            last_native(made),
+            behind,
+            finish,
             max_pixels=decoder.max_pixels,
             fidelity=decoder.fidelity,
             threads=decoder.threads,
-            dtype=made.output_dtype,
-            scale=scale,
-            bias=bias,
+            **{"scale": None, "bias": None} | finish.options,
         )
 
     @classmethod
@@ -131,11 +130,11 @@ class PartRunner:
             max_pixels: Larger images are left to the other way.
         """
         options: dict[str, Any] = {"fidelity": "fast", "threads": 1, "dtype": "uint8", "scale": None, "bias": None}
-        return cls._made(reader, recipe, seed, [], 0, max_pixels=max_pixels, **options)
+        return cls._made(reader, recipe, seed, [], None, max_pixels=max_pixels, **options)
 
     @classmethod
     def _made(
-        cls, reader: Reader, recipe: Recipe, seed: int, behind: list[int], last: int, **options: Any
+        cls, reader: Reader, recipe: Recipe, seed: int, behind: list[int], finish: Finish | None, **options: Any
     ) -> PartRunner | None:
         samples, subsets = len(reader), []
         while isinstance(reader, PartReader):
@@ -156,7 +155,7 @@ class PartRunner:
             filter=recipe.base_filter,
             **options,
         )
-        return cls(reader, subsets, native, samples, recipe, seed, behind, last)
+        return cls(reader, subsets, native, samples, recipe, seed, behind, finish)
 
     def run(
         self, epoch: int, view: SlotView, report: PartReport, meter: Meter, heartbeat: Callable[[], None]
@@ -177,20 +176,30 @@ class PartRunner:
             self._pause -= 1
             return None
 
+        finish, out = self._finish, view.images[0]
+        assert finish is not None  # or this were for plans
         drawn, program = self._draw(epoch, view, report, meter) if self._ops else ([], None)
-        found = self._call(self._native.run, view.images[0], epoch, view, report, meter, heartbeat, program)
+        made = self._memory(len(out)) if finish.is_apart else out
+        found = self._call(self._native.run, made, epoch, view, report, meter, heartbeat, program)
         if found is None:
             return None
         left = set(found[0])
-        if len(drawn) > self._last:
-            done = set(range(len(view.samples.ids))).difference(left)
+        if finish.is_needed:
+            done = set(range(len(out))).difference(left)
             started = time.perf_counter_ns()
-            left.update(finish(self._ops[self._last :], drawn[self._last :], done, view.images[0]))
+            left.update(finish.run(drawn, done, made, out))
             spent_ns = time.perf_counter_ns() - started
             report.decode_ns += spent_ns
             meter.lengthen("transform", spent_ns)
         report.slow += found[1]
         return sorted(left)
+
+    def _memory(self, count: int) -> npt.NDArray[np.uint8]:
+        """Returns images apart from the slot, the same memory for all parts."""
+        assert self._finish is not None
+        if self._apart is None or len(self._apart) < count:
+            self._apart = self._finish.memory(count, *self._size)
+        return self._apart[:count]
 
     def plan(
         self,
@@ -228,7 +237,8 @@ class PartRunner:
         started, samples, recipe = time.perf_counter_ns(), view.samples, self._recipe
         rest = recipe.draw_rest(self._seed, epoch, samples.ids + samples.repeats * self._samples)
         drawn = [rest[number - recipe.base_length] for number in self._behind]
-        made = programs(self._ops[: self._last], drawn[: self._last], self._size)
+        end = 0 if self._finish is None else self._finish.end
+        made = programs(self._ops[:end], drawn[:end], self._size)
         spent_ns = time.perf_counter_ns() - started
         report.decode_ns += spent_ns
         meter.add("draw", spent_ns)

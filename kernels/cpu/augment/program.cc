@@ -158,7 +158,7 @@ void fill_rectangle(const Output& out, const double* value, const T rgb[3]) {
             for (size_t x = left; x < left + width; ++x) std::copy_n(rgb, 3, data + 3 * (y * all + x));
             continue;
         }
-        for (size_t c = 0; c < 3; ++c) std::fill_n(data + c * strides.channel + y * strides.row + left, width, rgb[c]);
+        for (size_t c = 0; c < static_cast<size_t>(out.channels); ++c) std::fill_n(data + c * strides.channel + y * strides.row + left, width, rgb[c]);
     }
 }
 
@@ -192,7 +192,7 @@ void fill_noise(const Output& out, const double* value) {
     const size_t bytes = dtype_bytes(out.dtype), all = static_cast<size_t>(out.width);
     std::vector<float> numbers(width + kNumberPadding);
     std::vector<uint8_t> row(width * bytes);
-    for (size_t i = 0; i < 3 * height; ++i) {
+    for (size_t i = 0; i < static_cast<size_t>(out.channels) * height; ++i) {
         augment_kernels().normal(key_of(value + 4), i * width, width, numbers.data());
         if (value[6] != 0) std::reverse(numbers.begin(), numbers.begin() + static_cast<ptrdiff_t>(width));
         round_floats(numbers.data(), width, out.dtype, row.data());

@@ -80,7 +80,7 @@ void RowStore::rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t str
     const size_t width = static_cast<size_t>(output_.width), height = static_cast<size_t>(output_.height);
     const size_t first = static_cast<size_t>(y);
     if (joins_rows_) {
-        for (int c = 0; c < 3; ++c) {
+        for (int c = 0; c < output_.channels; ++c) {
             const uint8_t* joined = rgb[c];
             if (stride != output_.width) {
                 uint8_t* const pixels = pixels_.data();
@@ -96,7 +96,7 @@ void RowStore::rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t str
         const size_t row = output_.row_elements ? output_.row_elements : width;
         const size_t channel = output_.row_elements ? output_.channel_elements : height * width;
         // Channel by channel: long runs of neighbouring addresses.
-        for (int c = 0; c < 3; ++c)
+        for (int c = 0; c < output_.channels; ++c)
             for (int i = 0; i < count; ++i)
                 affine(rgb[c] + i * stride, output_.width, c,
                        static_cast<size_t>(c) * channel + (first + static_cast<size_t>(i)) * row);

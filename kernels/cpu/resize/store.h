@@ -16,7 +16,7 @@ constexpr size_t dtype_bytes(Dtype dtype) {
     return dtype == Dtype::uint8 ? 1 : dtype == Dtype::float32 ? 4 : 2;
 }
 
-// One output image: three channels in the given layout, dense unless it says otherwise.
+// One output image: channels in the given layout, dense unless it says otherwise.
 struct Output {
     void* data = nullptr;  // aligned to dtype_bytes(dtype)
     Dtype dtype = Dtype::uint8;
@@ -28,6 +28,7 @@ struct Output {
     // Elements from a row to the next and from a channel to the next, where nchw is not dense; 0 and 0 if it is.
     size_t row_elements = 0;
     size_t channel_elements = 0;
+    int channels = 3;  // or 1: red alone, in the layout nchw
 };
 
 // Writes rows of 8-bit RGB to an output image.

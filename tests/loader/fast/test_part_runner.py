@@ -30,6 +30,7 @@ from feeder.transforms import (
     CenterCrop,
     ColorJitter,
     GaussianBlur,
+    Grayscale,
     Lambda,
     Normalize,
     Op,
@@ -255,10 +256,25 @@ def test_samples_that_a_function_refuses_are_bad_samples(tmp_path: Path) -> None
             made(index, [bad], recipe, reader=reader)
 
 
+def turned(image: Any) -> Any:
+    return image.transpose(1)
+
+
+def test_functions_before_other_ops_and_at_the_end_leave_the_one_call(tmp_path: Path, reads: Reads) -> None:
+    index, ids = sharded(tmp_path), list(range(PHOTOS))
+    first = Lambda(np.negative, keeps_shape=False)
+    for ops in (
+        [Lambda(np.negative), RandomVerticalFlip()],
+        [Lambda(turned, on="pil"), *TRAIN.ops[2:]],
+        [Grayscale(1), ToDtype("float32")],
+        [*TRAIN.ops[2:], first],
+    ):
+        check_same(index, ids, Recipe.of([RandomResizedCrop((24, 31)), *ops]))
+    assert reads.samples == 0
+
+
 def test_ops_that_the_kernels_lack_go_the_other_way(tmp_path: Path, reads: Reads) -> None:
-    check_same(
-        sharded(tmp_path), [1, 2, 3], Recipe.of([RandomResizedCrop(16), Lambda(np.negative), RandomVerticalFlip()])
-    )
+    check_same(sharded(tmp_path), [1, 2, 3], Recipe.of([RandomResizedCrop(16), GaussianBlur(65)]))
     assert reads.samples == 3
 
 
