@@ -13,7 +13,7 @@ FROM ${CUDA_IMAGE} AS wheels
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        g++ libjpeg-dev libopenjp2-7-dev libtiff-dev pkg-config python3-dev python3-venv zlib1g-dev \
+        g++ libdeflate-dev libjpeg-dev libopenjp2-7-dev libtiff-dev pkg-config python3-dev python3-venv zlib1g-dev \
     && rm -rf /var/lib/apt/lists/* \
     && python3 -m venv /opt/build
 WORKDIR /src

@@ -16,7 +16,7 @@ class Status(enum.IntEnum):
     DAMAGED = 1
     """Pixels were made, but compressed data is missing or wrong."""
     NOT_JPEG = 2
-    """Neither a JPEG nor an .npy array."""
+    """Neither a JPEG, nor a plain PNG, nor an .npy array: for another decoder."""
     UNSUPPORTED = 3
     """A well-formed file of a kind that this module does not decode."""
     CORRUPT = 4
@@ -315,7 +315,7 @@ def decode_batch(
     """Decodes, crops, resizes, flips and normalizes N images into ``out``, without the GIL.
 
     Args:
-        buffers: N encoded images, each a JPEG, a packed JPEG or an .npy array of uint8 [H, W, 3] or [H, W].
+        buffers: N encoded images, each a JPEG, a packed JPEG, a PNG or an .npy array of uint8 [H, W, 3] or [H, W].
         source_boxes: float64 [N, 4], left, top, right, bottom in upright pixels: what maps onto the output.
         support_boxes: int32 [N, 4], the pixels that the filter may read.
         flips: uint8 [N], nonzero mirrors the output.

@@ -42,13 +42,14 @@ look() {
     if ! command -v g++ >/dev/null || ! command -v cc >/dev/null; then
         lacks "the C++ compiler g++" g++
         # Without a compiler the headers can't be looked for; the packages cost nothing where they are there already.
-        packages+=(zlib1g-dev libjpeg-dev libtiff-dev libopenjp2-7-dev pkg-config)
+        packages+=(zlib1g-dev libjpeg-dev libdeflate-dev libtiff-dev libopenjp2-7-dev pkg-config)
         return
     fi
     has_header zlib.h || lacks "zlib.h" zlib1g-dev
     has_header jpeglib.h || lacks "jpeglib.h (libjpeg-turbo)" libjpeg-dev
     # For a name it can't find, g++ prints just the name.
     [ -f "$(g++ -print-file-name=libjpeg.a)" ] || lacks "libjpeg.a (libjpeg-turbo)" libjpeg-dev
+    { has_header libdeflate.h && [ -f "$(g++ -print-file-name=libdeflate.a)" ]; } || lacks "libdeflate.h or libdeflate.a" libdeflate-dev
     # pillow-simd's build looks for its header where only pkg-config says.
     if ! has_header tiffio.h || ! command -v pkg-config >/dev/null; then
         lost+=("compressed TIFF")

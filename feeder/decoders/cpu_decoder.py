@@ -1,4 +1,4 @@
-"""The native backend: the C++ kernels decode JPEG and raw arrays, Pillow the other formats, and ops that they lack."""
+"""The native backend: the C++ kernels decode JPEG, PNG and raw arrays, Pillow the rest, and ops that they lack."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ void add_decode(nb::module_& module) {
         "first_rows"_a = nb::none(), "times"_a = nb::none(), "spent"_a = nb::none(), "slow"_a = nb::none(),
         "Decodes, crops, resizes, flips and normalizes N images into `out`, without the GIL.\n\n"
         "Args:\n"
-        "    buffers: N bytes-like objects, each a JPEG, a packed JPEG or an .npy array of uint8\n"
+        "    buffers: N bytes-like objects, each a JPEG, a packed JPEG, a PNG or an .npy array of uint8\n"
         "        [H, W, 3] or [H, W].\n"
         "    source_boxes: float64 [N, 4], left, top, right, bottom in upright pixels: what maps onto the output.\n"
         "    support_boxes: int32 [N, 4], the pixels that the filter may read.\n"

@@ -10,7 +10,7 @@ void add_status(nb::module_& module) {
     nb::enum_<Status>(module, "Status", nb::is_arithmetic(), "Status of one image.")
         .value("OK", Status::ok)
         .value("DAMAGED", Status::damaged, "Pixels were made, but compressed data is missing or wrong.")
-        .value("NOT_JPEG", Status::not_jpeg, "Neither a JPEG nor an .npy array.")
+        .value("NOT_JPEG", Status::not_jpeg, "Neither a JPEG, nor a plain PNG, nor an .npy array: for another decoder.")
         .value("UNSUPPORTED", Status::unsupported, "A well-formed file of a kind that this module does not decode.")
         .value("CORRUPT", Status::corrupt, "No pixels could be made.")
         .value("TOO_LARGE", Status::too_large, "More than max_pixels.");

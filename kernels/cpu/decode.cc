@@ -186,10 +186,28 @@ Outcome ImageDecoder::decode_npy(const ImageJob& job, const DecodeOptions& optio
     return outcome;
 }
 
+Outcome ImageDecoder::decode_png(const ImageJob& job, const DecodeOptions& options, StageTimes* times) {
+    Outcome outcome = png_.open(job.file);
+    if (outcome.ok()) outcome = check_size(job, png_.width(), png_.height(), options);
+    if (!outcome.ok()) return outcome;
+    int top = png_.height(), bottom = 0;
+    for (View& view : views_) {
+        narrow_support(view.filter, view.source_box, view.out.height, view.out.width, view.support_box);
+        const PixelBox box = stored_box(view.support_box, job.orientation, png_.width(), png_.height());
+        top = std::min(top, box.top);
+        bottom = std::max(bottom, box.bottom);
+    }
+    Planes planes;
+    outcome = png_.decode(top, bottom, planes);
+    for (size_t i = 0; i < views_.size() && outcome.ok(); ++i) store(job, planes, i, times);
+    return outcome;
+}
+
 Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& options, StageTimes* times) {
     Lap lap(times);
     views_.assign(job.views.begin(), job.views.end());
     if (looks_like_npy(job.file)) return decode_npy(job, options);
+    if (looks_like_png(job.file)) return decode_png(job, options, times);
     const bool is_packed = looks_like_packed(job.file);
     PackedFile packed;
     const Codebook* codebook = nullptr;

@@ -13,6 +13,7 @@
 #include "cpu/jpeg/libjpeg_decode.h"
 #include "cpu/jpeg/planes.h"
 #include "cpu/packed/packed_decoder.h"
+#include "cpu/png.h"
 #include "cpu/resize/resize.h"
 #include "cpu/resize/store.h"
 #include "cpu/stage_times.h"
@@ -31,8 +32,8 @@ struct View {
     Output out;
 };
 
-// One encoded image, a JPEG, packed JPEG or .npy array, and its views. Views that lie close together are decoded together, see group_views(); their pixels
-// are those of one view alone.
+// One encoded image, a JPEG, packed JPEG, PNG or .npy array, and its views. Views that lie close together are decoded together,
+// see group_views(); their pixels are those of one view alone.
 //
 // Of a seekable or packed JPEG, the header and the MCU rows of the support boxes are enough. The rows then begin at pixel
 // row `first_row`, with the marker before it (the image's first row has none; of a packed JPEG it is the two bytes before),
@@ -62,6 +63,7 @@ class ImageDecoder {
   private:
     Outcome decode_views(const ImageJob& job, const DecodeOptions& options, StageTimes* times);
     Outcome decode_npy(const ImageJob& job, const DecodeOptions& options);
+    Outcome decode_png(const ImageJob& job, const DecodeOptions& options, StageTimes* times);
     Outcome decode_jpeg(const ImageJob& job, const JpegHeader& header, const ViewGroup& group, Planes& planes,
                         StageTimes* times);
     Outcome decode_cut(const JpegHeader& header, const ViewGroup& group, const CutPlace& place, Planes& planes,
@@ -72,6 +74,7 @@ class ImageDecoder {
 
     BaselineDecoder baseline_;
     PackedDecoder packed_;
+    PngDecoder png_;
     Bytes cut_;
     Bytes pixels_;
     std::vector<Segment> segments_;

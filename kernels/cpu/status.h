@@ -10,7 +10,7 @@ namespace feeder {
 enum class Status : int32_t {
     ok = 0,
     damaged = 1,      // pixels were made, but some of the compressed data is missing or wrong
-    not_jpeg = 2,     // neither a JPEG nor an .npy array: for another decoder
+    not_jpeg = 2,     // neither a JPEG, nor a plain PNG, nor an .npy array: for another decoder
     unsupported = 3,  // a well-formed file of a kind that this code does not support
     corrupt = 4,      // no pixels could be made
     too_large = 5,    // more than max_pixels

@@ -1,4 +1,5 @@
-"""Writes a small starting corpus for the fuzz targets: tiny JPEGs of every kind that the decoders know, and an .npy."""
+"""Writes a small starting corpus for the fuzz targets: tiny JPEGs and PNGs of every kind that the decoders know,
+and an .npy."""
 
 from __future__ import annotations
 
@@ -128,6 +129,10 @@ def files(sizes: Sequence[tuple[int, int]] = SIZES) -> Iterator[tuple[str, bytes
     # More blocks in a row, and more groups of 8 blocks, than a block of a GPU's threads has threads.
     yield "wide_420", encoded(picture(1100, 16), quality=1, optimize=True, restart_marker_blocks=3)
     yield "wide_gray", encoded(picture(4200, 8).convert("L"), quality=1, optimize=True)
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
+        buffer = io.BytesIO()
+        image.convert(mode).save(buffer, "png")
+        yield f"png_{mode}", buffer.getvalue()
     array = io.BytesIO()
     np.save(array, np.asarray(image))
     yield "npy", array.getvalue()

@@ -20,7 +20,7 @@ find_tool() {
 }
 CC=${CC:-$(find_tool clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14)}
 CXX=${CXX:-$(find_tool clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14)}
-[ $# -gt 0 ] || set -- augment baseline cuda decode packed part transcode
+[ $# -gt 0 ] || set -- augment baseline cuda decode packed part png transcode
 
 cmake -S "$root" -B "$dir/build" -DCMAKE_C_COMPILER="$CC" -DCMAKE_CXX_COMPILER="$CXX" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -DFEEDER_PYTHON=OFF -DFEEDER_FUZZ=ON -DFEEDER_SANITIZE=ON >/dev/null

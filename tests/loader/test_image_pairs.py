@@ -170,8 +170,8 @@ def test_views_of_further_images_have_draws_of_their_own(pairs: Path, options: d
         assert (again.shape, second.dtype) == (first.shape, torch.bfloat16)
         if not options.keys() & {"device", "fidelity"} and options.get("backend") != "dali":
             ids = index.tolist()
-            assert torch.equal(first, decoded(CUT, ids, [i + 3 * COUNT for i in ids]))
             backend = options.get("backend", "cpu")
+            assert torch.equal(first, decoded(CUT, ids, [i + 3 * COUNT for i in ids], backend=backend))
             bits = decoded(SMALL, ids, [i + 4 * COUNT for i in ids], backend=backend)
             assert torch.equal(second, bits.view(torch.bfloat16))
 
