@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 175,
-    "dataset": 2_795,
+    "dataset": 2_820,
     "decoders": 3_715,
     "fields": 360,
-    "loader": 8_830,
-    "order": 1_210,
+    "loader": 8_910,
+    "order": 1_395,
     "service": 1_595,
     "shard": 8_325,
     "system": 700,
     "tools": 5_480,
     "transforms": 2_435,
 }
-TOKENS = 470_800
+TOKENS = 474_500
 OWN_PARAMETERS = 15
 DENSE = 17
 
