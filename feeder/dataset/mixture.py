@@ -113,6 +113,48 @@ class Mixture(FeederDataset):
         self._starts = joined.starts
         super().__init__(joined, parts[0].recipe, (*parts[0].extras, SourceNumber()))
 
+    @classmethod
+    def by(
+        cls,
+        dataset: Any,
+        name: str,
+        weights: Mapping[str, float] | Mapping[int, Mapping[str, float]] | None = None,
+        *,
+        stop: Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"] | None = None,
+        samples: int | None = None,
+        batching: Literal["mixed", "per_source"] = "mixed",
+    ) -> Mixture:
+        """Returns a mixture of the groups of one dataset: its classes, or the samples with one value of a column.
+
+        Args:
+            dataset: The dataset, see ``sources``.
+            name: "label", or a column of whole numbers or text, see :meth:`FeederDataset.column`.
+            weights: See :class:`Mixture`, by the names of the classes, or by values as text; None: equal ones.
+            stop: See :class:`Mixture`.
+            samples: See there; None without ``stop``: as many as the dataset has.
+            batching: See there.
+
+        Raises:
+            ArgumentError: for a column of other values, or without one.
+        """
+        whole = _source("dataset", dataset)
+        column = whole.reader.labels() if name == "label" else whole.column(name)
+        values = np.asarray(column)
+        if values.ndim != 1 or values.dtype.kind not in "iuU":
+            raise ArgumentError(f"groups are by whole numbers or text, and {name!r} has others: {values[:2]!r:.80}")
+
+        found, of = np.unique(values, return_inverse=True)
+        ids = np.argsort(of.astype(np.min_scalar_type(len(found))), kind="stable")
+        texts = [str(value) for value in found.tolist()]
+        if name == "label" and whole.classes is not None:
+            texts = [whole.classes[value] for value in found.tolist()]
+        each = np.split(ids, np.cumsum(np.bincount(of))[:-1])
+        parts = [FeederDataset(PartReader(whole.reader, part), whole.recipe, whole.extras) for part in each]
+
+        weights = dict.fromkeys(texts, 1.0) if weights is None else weights
+        samples = len(whole) if stop is None and samples is None else samples
+        return cls(dict(zip(texts, parts, strict=True)), weights, stop=stop, samples=samples, batching=batching)
+
     def __len__(self) -> int:
         """Samples of an epoch; of the first, where weights change."""
         return self.shares.samples(0)

@@ -343,6 +343,43 @@ def test_batches_of_one_source_that_a_source_can_not_fill_are_refused(folder: Pa
     assert Counter(batch[-1][0].item() for batch in copied_epoch(loader)) == {0: 6, 1: 2, 2: 3}
 
 
+def test_groups_of_one_dataset_have_equal_shares_and_resume_exactly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ShardDataset(folder / "a", CROP_AND_FLIP, fields=("key", "index"))
+    whole = Subset(dataset, range(45))  # 7 classes, of which three have a sample more
+    loader = DataLoader(Mixture.by(whole, "label"), batch_size=5, shuffle=True, seed=3)
+    assert len(loader.dataset) == 45
+    names = loader.dataset.names
+    assert names == tuple(map(str, dataset.classes or range(7)))
+    expected = [copied_epoch(loader) for _ in range(2)]
+    for _, labels, _, index, source in expected[0] + expected[1]:
+        assert torch.equal(labels, index % 7)
+        assert [names[number][-1] for number in source.tolist()] == [str(label) for label in labels.tolist()]
+    counts = Counter(number for number, _ in taken(expected[0] + expected[1]))
+    assert all(abs(counts[number] - 90 / 7) < 3 for number in range(7))
+    for group in range(7):  # a group's samples come again after all others
+        own = [i for number, i in taken(expected[0] + expected[1]) if number == group]
+        size = len(range(group, 45, 7))
+        assert len(set(own[:size])) == size
+
+    first = DataLoader(Mixture.by(whole, "label"), batch_size=3, shuffle=True, seed=3, num_workers=1)
+    had = taken(copied_epoch(first))
+    again = DataLoader(Mixture.by(whole, "label"), batch_size=9, shuffle=True, seed=3)
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert had + taken(copied_epoch(again)) == taken(expected[0] + expected[1])
+    first.close()
+
+    by_width = Mixture.by(dataset, "width", stop="all_exhausted_without_replacement")
+    assert by_width.names == tuple(sorted({str(width) for width in dataset.column("width")}))
+    assert len(by_width) == 50
+    with pytest.raises(ArgumentError, match="weights must have a number for each source"):
+        Mixture.by(whole, "label", {"none": 1})
+    monkeypatch.setattr(dataset.reader, "labels", lambda: np.zeros(50, np.float32), raising=False)
+    with pytest.raises(ArgumentError, match="by whole numbers or text, and 'label' has others"):
+        Mixture.by(dataset, "label")
+
+
 def test_a_state_of_another_schedule_is_refused_and_one_with_damaged_weights(folder: Path) -> None:
     state = loader_of(folder, {0: WEIGHTS, 53: LATER}).state_dict()
     with pytest.raises(ArgumentError, match="its mixture is"):

@@ -20,7 +20,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 175,
-    "dataset": 2_820,
+    "dataset": 2_835,
     "decoders": 3_715,
     "fields": 360,
     "loader": 8_910,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 5_480,
     "transforms": 2_435,
 }
-TOKENS = 474_500
+TOKENS = 474_840
 OWN_PARAMETERS = 15
 DENSE = 17
 
