@@ -427,7 +427,7 @@ def trainer(path: str, extent: Extent) -> dict[str, Any]:
 
 def _order_ms(size: int) -> float:
     """Returns the CPU time of a batch's ids, in a shuffled order of as many samples as ImageNet has."""
-    batches = requests(Order(_IMAGENET, 0, True), EpochProgress(Place(), Split(_IMAGENET, size)))
+    batches = requests(EpochProgress(Place(), Split(_IMAGENET, size), order=Order(_IMAGENET, 0, True)))
     before = time.process_time()
     count = sum(1 for _ in itertools.islice(batches, 512))
     return 1000 * (time.process_time() - before) / count
@@ -447,7 +447,7 @@ def order(extent: Extent) -> dict[str, Any]:
     for name, shuffle, sizes in ways:
         tracemalloc.start()
         whole = Order(int(sizes.sum()), 0, shuffle, sizes)
-        batches = requests(whole, EpochProgress(Place(), Split(whole.samples, 256)))
+        batches = requests(EpochProgress(Place(), Split(whole.samples, 256), order=whole))
         for _ in itertools.islice(batches, 64):
             pass
         tables_mib = tracemalloc.get_traced_memory()[0] / 2**20

@@ -126,12 +126,12 @@ def run_rank(number: int, rank: Rank, options: Any) -> dict[str, float]:
         device=DeviceOptions(),
     )
     order = Order(_SAMPLES, 0, True)
-    progress = EpochProgress(Place(), Split(_SAMPLES, size, number, options.ranks, True))
+    progress = EpochProgress(Place(), Split(_SAMPLES, size, number, options.ranks, True), order=order)
     engine = make_engine(work, epoch_options, None, decodes_here=False)
     epoch = Epoch(
         dataset=None,
         progress=progress,
-        requests=requests(order, progress),
+        requests=requests(progress),
         options=epoch_options,
         work=work,
         engine=engine,
@@ -140,7 +140,7 @@ def run_rank(number: int, rank: Rank, options: Any) -> dict[str, float]:
         ledger=Ledger(),
         agree=None,
     )
-    wanted = requests(order, EpochProgress(Place(), Split(_SAMPLES, size, number, options.ranks, True)))
+    wanted = requests(EpochProgress(Place(), Split(_SAMPLES, size, number, options.ranks, True), order=order))
     iterator = FastIterator(epoch, None)
     for request, (_, labels) in zip(itertools.islice(wanted, _CHECKED), iterator, strict=False):
         if not np.array_equal(labels, request.samples.ids):

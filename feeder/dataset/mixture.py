@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,8 @@ from feeder.dataset.subset import as_feeder
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.order.lanes import Lanes
-from feeder.order.mixture_order import MixtureOrder, Shares
+from feeder.order.mixture_order import MixtureOrder
+from feeder.order.mixture_shares import Shares
 from feeder.order.sample_order import Shuffle, Window
 from feeder.order.shard_sizes import ShardSizes
 
@@ -39,6 +42,14 @@ class SourceNumber(Extra):
         return (Column((), "int64"),)
 
 
+class _Loader(Protocol):
+    """A loader of a mixture, which may refuse a change of weights, and takes it up."""
+
+    def check_reweighted(self, at_sample: int) -> None: ...
+
+    def reweight(self) -> None: ...
+
+
 class Mixture(FeederDataset):
     """Several datasets, mixed by weight in every batch of :class:`feeder.DataLoader`.
 
@@ -50,17 +61,20 @@ class Mixture(FeederDataset):
         sources: The datasets by name: feeder's, or a ``Subset`` or ``ConcatDataset`` of them, with equal fields and
             kinds of labels, and with recipes of their own whose images have one size and dtype. The order of the names
             has no effect.
-        weights: Shares of samples, a number above 0 for each name; None: by length.
+        weights: Shares of samples, a number for each name, 0 to pause a source; or a schedule of such, by the samples
+            of the run that they begin at: {0: {...}, 1_000_000: {...}}. None: by length.
         repeats: In place of weights the passes that an epoch has of some sources; it has one of the others.
         stop: The end of an epoch: "first_exhausted", the default, when a source has given all its samples;
             "all_exhausted" when all have, of which short ones begin again in another order;
             "all_exhausted_without_replacement" has each sample once, and weights set the pace.
         samples: In place of ``stop`` the samples of an epoch. Sources go on in the next where they stood.
+        batching: "mixed", or "per_source": the batches of all ranks at a step are of one source, in exact shares.
         labels: "keep" leaves each source its labels; "merge" numbers all classes by their names.
 
     Attributes:
         names: Names of the sources, sorted.
         shares: The samples that an epoch takes of each.
+        loaders: The loaders of this process that it was given to.
 
     Raises:
         ArgumentError: for sources that differ, naming them, or arguments that do not go together.
@@ -69,21 +83,26 @@ class Mixture(FeederDataset):
     def __init__(
         self,
         sources: Mapping[str, Any],
-        weights: Mapping[str, float] | None = None,
+        weights: Mapping[str, float] | Mapping[int, Mapping[str, float]] | None = None,
         *,
         repeats: Mapping[str, int] | None = None,
         stop: Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"] | None = None,
         samples: int | None = None,
+        batching: Literal["mixed", "per_source"] = "mixed",
         labels: Literal["keep", "merge"] = "keep",
     ) -> None:
         if labels not in ("keep", "merge"):
             raise ArgumentError(f"labels must be 'keep' or 'merge', got {labels!r}")
+        if batching not in ("mixed", "per_source"):
+            raise ArgumentError(f"batching must be 'mixed' or 'per_source', got {batching!r}")
         if not isinstance(sources, Mapping) or not all(isinstance(name, str) and name for name in sources):
             raise ArgumentError(f"sources must be a mapping of names to datasets, got {sources!r:.120}")
 
         found = {name: _source(name, sources[name]) for name in sorted(sources)}
         self.shares = Shares.of({name: len(each) for name, each in found.items()}, weights, repeats, stop, samples)
         self.names = self.shares.names
+        self.batching = batching
+        self.loaders: weakref.WeakSet[_Loader] = weakref.WeakSet()
         parts = [*found.values()]
         if labels == "merge":
             parts = _merged(parts)
@@ -94,9 +113,61 @@ class Mixture(FeederDataset):
         self._starts = joined.starts
         super().__init__(joined, parts[0].recipe, (*parts[0].extras, SourceNumber()))
 
+    @classmethod
+    def by(
+        cls,
+        dataset: Any,
+        name: str,
+        weights: Mapping[str, float] | Mapping[int, Mapping[str, float]] | None = None,
+        *,
+        stop: Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"] | None = None,
+        samples: int | None = None,
+        batching: Literal["mixed", "per_source"] = "mixed",
+    ) -> Mixture:
+        """Returns a mixture of the groups of one dataset: its classes, or the samples with one value of a column.
+
+        Args:
+            dataset: The dataset, see ``sources``.
+            name: "label", or a column of whole numbers or text, see :meth:`FeederDataset.column`.
+            weights: See :class:`Mixture`, by the names of the classes, or by values as text; None: equal ones.
+            stop: See :class:`Mixture`.
+            samples: See there; None without ``stop``: as many as the dataset has.
+            batching: See there.
+
+        Raises:
+            ArgumentError: for a column of other values, or without one.
+        """
+        whole = _source("dataset", dataset)
+        column = whole.reader.labels() if name == "label" else whole.column(name)
+        values = np.asarray(column)
+        if values.ndim != 1 or values.dtype.kind not in "iuU":
+            raise ArgumentError(f"groups are by whole numbers or text, and {name!r} has others: {values[:2]!r:.80}")
+
+        found, of = np.unique(values, return_inverse=True)
+        ids = np.argsort(of.astype(np.min_scalar_type(len(found))), kind="stable")
+        texts = [str(value) for value in found.tolist()]
+        if name == "label" and whole.classes is not None:
+            texts = [whole.classes[value] for value in found.tolist()]
+        each = np.split(ids, np.cumsum(np.bincount(of))[:-1])
+        parts = [FeederDataset(PartReader(whole.reader, part), whole.recipe, whole.extras) for part in each]
+
+        weights = dict.fromkeys(texts, 1.0) if weights is None else weights
+        samples = len(whole) if stop is None and samples is None else samples
+        return cls(dict(zip(texts, parts, strict=True)), weights, stop=stop, samples=samples, batching=batching)
+
     def __len__(self) -> int:
-        """Samples of an epoch."""
-        return self.shares.samples
+        """Samples of an epoch; of the first, where weights change."""
+        return self.shares.samples(0)
+
+    def samples_in(self, epoch: int) -> int:
+        """Returns the samples of an epoch."""
+        return self.shares.samples(epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "loaders"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"loaders": weakref.WeakSet()}
 
     def __repr__(self) -> str:
         return f"Mixture({list(self.names)}, samples={len(self)})"
@@ -107,8 +178,30 @@ class Mixture(FeederDataset):
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         return [self[i] for i in indices]
 
-    def order(self, seed: int, shuffle: Shuffle) -> MixtureOrder:
-        """Returns the order of its epochs.
+    def set_weights(self, weights: Mapping[str, float], *, at_sample: int) -> None:
+        """Changes the weights from a sample of the run on, in all loaders of it; call it on all ranks alike.
+
+        Args:
+            weights: A number for each source, 0 to pause it.
+            at_sample: The samples before, of all ranks, since the run began.
+
+        Raises:
+            ArgumentError: if that sample was handed out or is being made, naming the first that can be.
+        """
+        shares = self.shares.changed(weights, at_sample)
+        for loader in list(self.loaders):
+            loader.check_reweighted(at_sample)
+        self.take(shares)
+
+    def take(self, shares: Shares, by: _Loader | None = None) -> None:
+        """Has all loaders but one go on by the shares that it has."""
+        self.shares = dataclasses.replace(shares, batch=None)
+        for loader in list(self.loaders):
+            if loader is not by:
+                loader.reweight()
+
+    def order(self, seed: int, shuffle: Shuffle, batch: int) -> MixtureOrder:
+        """Returns the order of its epochs, for a loader with global batches of this many samples.
 
         Raises:
             ArgumentError: for lanes.
@@ -119,7 +212,8 @@ class Mixture(FeederDataset):
                 "which each source is read shard by shard"
             )
         shards = [_shards(part.reader) for part in self.parts] if isinstance(shuffle, Window) else []
-        return MixtureOrder(self.shares, seed, shuffle, shards)
+        shares = self.shares if self.batching == "mixed" else self.shares.in_batches(batch)
+        return MixtureOrder(shares, seed, shuffle, shards)
 
     def ids(self, name: str, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Returns the numbers by which ``skip=`` and states know samples of a source.

@@ -492,6 +492,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _begin_epoch(self) -> Any:
         self._serve_metrics()
         options = self._options()
+        if self._fast is not None and self._fast.own_order:
+            change_order(self, self._fast.unseeded)  # a mixture's weights may have changed
         with explained():
             if self._fast is None:
                 iterator: Any = self._generic_path.iterate(self, options)

@@ -13,6 +13,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK
 from feeder.order.bucket_order import BucketOrder
 from feeder.order.gaps import Gaps
+from feeder.order.mixture_order import MixtureOrder
 from feeder.order.recent import Recent
 from feeder.order.sample_order import Order
 from feeder.order.skip import Skip
@@ -68,6 +69,11 @@ def check_skip(skip: Skip | None, order: Order, reader: Reader, *, own_order: bo
         raise ArgumentError(
             "a span is of positions that follow each other, and batches in buckets are not of such: skip samples by "
             "their ids, which loader.samples_of(epoch, step) gives"
+        )
+    if isinstance(order, MixtureOrder) and order.shares.batch:
+        raise ArgumentError(
+            "a Mixture with batching='per_source' can't skip samples, as others would move up into batches of another "
+            "source: leave them out of the source, by Subset or `feeder takedown`"
         )
     samples = len(reader.whole if isinstance(reader, PartReader) else reader)
     if len(skip.ids) and skip.ids[-1] >= samples:

@@ -96,6 +96,12 @@ def _check_sources(saved: Any, own: Any) -> None:
     before = saved.get("sources") if isinstance(saved, Mapping) else None
     if own is None or not isinstance(before, Mapping):
         return
+    if saved.get("batch") != own.get("batch"):
+        had, has = (f"batches of {each['batch']}" if each.get("batch") else "mixed batches" for each in (saved, own))
+        raise ArgumentError(
+            f"this state is of a Mixture in {had}, and this loader has {has}, of all ranks: with batching='per_source' "
+            "batch_size times world_size must stay, or begin an epoch with loader.set_epoch(epoch)"
+        )
     now = own["sources"]
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):

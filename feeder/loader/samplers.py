@@ -57,8 +57,9 @@ class _Epochs:
     def __iter__(self) -> Iterator[int]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         order = self.order.with_seed(self.seed.value())
-        for first in range(0, order.samples, _AT_ONCE):
-            positions = np.arange(first, min(first + _AT_ONCE, order.samples), dtype=np.int64)
+        samples = order.samples_in(epoch)
+        for first in range(0, samples, _AT_ONCE):
+            positions = np.arange(first, min(first + _AT_ONCE, samples), dtype=np.int64)
             yield from order.ids(epoch, positions).tolist()
 
     def set_epoch(self, epoch: int) -> None:

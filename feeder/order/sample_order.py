@@ -136,6 +136,10 @@ class Order:
         """Returns the order of the same samples by a seed, 0 to 2**64-1."""
         return self if seed == self.seed else dataclasses.replace(self, seed=seed)
 
+    def samples_in(self, epoch: int) -> int:
+        """Returns the number of positions of an epoch."""
+        return self.samples
+
     def ids(self, epoch: int, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Returns the sample ids at the given positions.
 

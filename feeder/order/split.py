@@ -135,15 +135,19 @@ class Split:
         return 0 if not place else int(self._positions(np.array([place - 1]))[0]) + 1
 
 
-def ordered_batches(order: Order, epoch: int, split: Split) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
+def ordered_batches(
+    order: Order, epoch: int, split: Split, first_step: int = 0
+) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
     """Returns the positions of each of a rank's batches, and the ids and passes of :meth:`Order.placed`, int64 [N]."""
-    return itertools.chain.from_iterable(_several_batches(order, epoch, split))
+    return itertools.chain.from_iterable(_several_batches(order, epoch, split, first_step))
 
 
-def _several_batches(order: Order, epoch: int, split: Split) -> Iterator[Iterator[tuple[npt.NDArray[np.int64], ...]]]:
+def _several_batches(
+    order: Order, epoch: int, split: Split, begin: int
+) -> Iterator[Iterator[tuple[npt.NDArray[np.int64], ...]]]:
     """Yields groups of batches, as computing the ids of one batch takes nearly as long as those of a group."""
     steps = max(1, _ORDERED_AT_ONCE // split.batch_size)
-    for first_step in range(0, len(split), steps):
+    for first_step in range(begin, len(split), steps):
         positions, sizes = split.run(first_step, min(first_step + steps, len(split)))
         ends = np.cumsum(sizes)[:-1]
         yield zip(*(np.split(each, ends) for each in (positions, *order.placed(epoch, positions))), strict=True)

@@ -103,7 +103,7 @@ def test_a_pass_has_the_samples_and_the_images_of_an_epoch_of_the_source_alone(f
             for row, number in enumerate(source.tolist()):
                 made[number].append((images[row], labels[row], keys[row], index[row]))
     for number, (name, dataset) in enumerate(sources_of(folder).items()):
-        count, size = int(loader.dataset.shares.counts[number]), SIZES[name]
+        count, size = int(loader.dataset.shares.turn(0)[0].counts[number]), SIZES[name]
         passes = -(-count // size)  # that an epoch begins
         alone = DataLoader(dataset, batch_size=7, shuffle=shuffle, seed=source_seed(3, name))
         for epoch in range(2):
@@ -171,6 +171,222 @@ def test_sources_go_on_where_they_stood_with_a_number_of_samples(folder: Path) -
     sums = loader.stats()["sources"]
     assert sums["a"] == {"samples": 75, "passes": 2}
     assert sum(each["samples"] for each in sums.values()) == 150
+
+
+LATER = {"a": 0.1, "b": 0.9, "c": 0.0}
+RULES: list[Any] = [
+    {"stop": "first_exhausted"},
+    {"stop": "all_exhausted"},
+    {"stop": "all_exhausted_without_replacement"},
+    {"samples": 70},
+]
+
+
+@pytest.mark.parametrize("given", RULES, ids=str)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_weights_that_are_set_midway_are_those_of_a_schedule_and_resume_exactly(
+    folder: Path, given: Any, workers: int
+) -> None:
+    """Before and after the change, for other ranks and batch sizes, also in a loader that does not know of it."""
+    whole = loader_of(folder, {0: WEIGHTS, 53: LATER}, **given)
+    lengths = [whole.dataset.samples_in(epoch) for epoch in range(3)]
+    expected = [pair for _ in range(3) for pair in taken(copied_epoch(whole))]
+    assert len(expected) == sum(lengths)
+
+    loader = loader_of(folder, **given, options={"batch_size": 4, "num_workers": workers})
+    before = len(loader)
+    batches = iter(loader)
+    had = taken([next(batches)])
+    early = json.loads(json.dumps(loader.state_dict()))
+    loader.dataset.set_weights(LATER, at_sample=53)
+    assert len(loader) == -(-lengths[0] // 4)
+    assert len(batches) == len(loader) - 1
+    for batch in batches:
+        had += taken([batch])
+        if len(had) == 16:
+            midway = json.loads(json.dumps(loader.state_dict()))
+    assert had == expected[: lengths[0]]
+    assert taken(copied_epoch(loader)) == expected[lengths[0] : lengths[0] + lengths[1]]
+    late = json.loads(json.dumps(loader.state_dict()))
+    assert loader.samples_of(1, 0).sources is not None
+    check_same([loader.replay(1, 0).batch], copied_epoch_at(loader, 1)[:1])
+    loader.close()
+
+    for state, start in ((midway, 16), (late, lengths[0] + lengths[1])):
+        parts = []
+        for rank in range(2):
+            again = loader_of(folder, **given, options={"batch_size": 3, "rank": rank, "world_size": 2})
+            again.load_state_dict(state)
+            assert again.state_dict()["weights"] == [[53, {"a": 0.1, "b": 0.9, "c": 0.0}]]
+            parts.append([taken([batch]) for batch in copied_epoch(again)])
+        rest = [pair for both in zip(*parts, strict=True) for part in both for pair in part]
+        end = lengths[0] if start == 16 else sum(lengths)
+        assert rest[: end - start] == expected[start:end]
+
+    again = loader_of(folder, **given)
+    again.load_state_dict(early)
+    assert len(again) * 8 >= before * 4
+    again.dataset.set_weights(LATER, at_sample=53)
+    assert taken(copied_epoch(again)) == expected[4 : lengths[0]]
+
+
+def copied_epoch_at(loader: DataLoader, epoch: int) -> list[Any]:
+    loader.set_epoch(epoch)
+    return copied_epoch(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_change_of_what_is_over_or_ordered_ahead_is_refused_with_the_first_sample_that_can_be(
+    folder: Path, workers: int
+) -> None:
+    loader = loader_of(
+        folder, samples=70, options={"batch_size": 5, "num_workers": workers, "world_size": 2, "rank": 1}
+    )
+    batches = iter(loader)
+    taken([next(batches)])
+    with pytest.raises(ArgumentError, match=r"sample 9 of the run can't change.*give at_sample=(\d+) or") as no:
+        loader.dataset.set_weights(LATER, at_sample=9)
+    first = int(str(no.value).partition("give at_sample=")[2].partition(" ")[0])
+    assert first == (10 if not workers else first)
+    assert first % 10 == 0
+    with pytest.raises(ArgumentError, match=f"sample {first - 1} of the run"):
+        loader.dataset.set_weights(LATER, at_sample=first - 1)
+    state = loader.state_dict()
+    assert "weights" not in state
+    loader.dataset.set_weights(LATER, at_sample=first)
+    for _ in batches:
+        pass
+    with pytest.raises(ArgumentError, match=r"give at_sample=70 or more"):
+        loader.dataset.set_weights(WEIGHTS, at_sample=69)
+    loader.dataset.set_weights(WEIGHTS, at_sample=70)
+    loader.close()
+    for weights, message in [
+        ({"a": 1, "b": 2}, "weights must have a number for each source"),
+        ({"a": 0, "b": 0, "c": 0}, "not all 0"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            loader.dataset.set_weights(weights, at_sample=700)
+    with pytest.raises(ArgumentError, match=r"at_sample must be a number of samples .* got 7\.5"):
+        loader.dataset.set_weights(LATER, at_sample=7.5)
+    again = loader_of(folder, samples=70, options={"batch_size": 5})
+    again.load_state_dict(loader.state_dict())
+    with pytest.raises(ArgumentError, match=r"give at_sample=70 or more"):
+        again.dataset.set_weights(WEIGHTS, at_sample=69)
+
+
+def test_all_loaders_of_a_mixture_go_on_by_weights_that_are_set(folder: Path) -> None:
+    mixture = Mixture(sources_of(folder), WEIGHTS, samples=70)
+    one, other = (DataLoader(mixture, batch_size=5, shuffle=True, seed=3) for _ in range(2))
+    batches = iter(one)
+    next(batches)
+    mixture.set_weights({"a": 0, "b": 1, "c": 0}, at_sample=20)
+    assert {source for source, _ in taken(copied_epoch(other))[20:]} == {1}
+    assert {source for source, _ in taken([*batches])[15:]} == {1}
+    copied = pickle.loads(pickle.dumps(mixture))
+    assert {source for source, _ in taken(copied_epoch(DataLoader(copied, batch_size=5)))[20:]} == {1}
+
+
+@pytest.mark.parametrize("given", RULES, ids=str)
+def test_batches_of_one_source_come_in_exact_shares_and_resume_for_the_same_global_batch(
+    folder: Path, given: Any
+) -> None:
+    given = {**given, "batching": "per_source"}
+    whole = loader_of(folder, {0: WEIGHTS, 21: {"a": 1, "b": 1, "c": 0}}, **given, options={"batch_size": 4})
+    epochs = [copied_epoch(whole) for _ in range(3)]
+    found = [batch[-1].tolist() for batches in epochs for batch in batches]
+    assert all(len(batch) == 4 and len(set(batch)) == 1 for batch in found)
+    order = MixtureOrder(whole.dataset.shares.in_batches(4), 3, True)
+    for epoch, batches in enumerate(epochs):
+        ids = np.concatenate([order.ids(epoch, np.arange(order.samples_in(epoch)))])
+        assert [i for _, i in taken(batches)] == (ids - np.array([0, 50, 70])[order.source_of(ids)]).tolist()
+        if given.get("stop") in ("first_exhausted", "all_exhausted_without_replacement"):
+            assert max(Counter(taken(batches)).values()) == 1
+        elif given.get("stop") == "all_exhausted":
+            seen = Counter(source for source, _ in {*taken(batches)})
+            assert {0: 50, 1: 20}.items() <= seen.items()
+
+    first = loader_of(folder, **given, options={"batch_size": 4})
+    batches = iter(first)
+    had = taken([next(batches), next(batches)])
+    first.dataset.set_weights({"a": 1, "b": 1, "c": 0}, at_sample=21)  # with the next batch, from sample 24 on
+    state = json.loads(json.dumps(first.state_dict()))
+    parts = []
+    for rank in range(2):
+        again = loader_of(
+            folder, **given, options={"batch_size": 2, "rank": rank, "world_size": 2, "num_workers": rank}
+        )
+        again.load_state_dict(state)
+        parts.append([taken([batch]) for batch in copied_epoch(again)])
+        again.close()
+    had += [pair for both in zip(*parts, strict=True) for part in both for pair in part]
+    assert had == taken(epochs[0])
+    for options, message in [({"batch_size": 3}, "in batches of 4, and this loader has batches of 3, of all ranks")]:
+        with pytest.raises(ArgumentError, match=message):
+            loader_of(folder, **given, options=options).load_state_dict(state)
+    with pytest.raises(ArgumentError, match="in batches of 4, and this loader has mixed batches"):
+        loader_of(folder, stop=given.get("stop"), samples=given.get("samples")).load_state_dict(state)
+    with pytest.raises(ArgumentError, match="batching='per_source' can't skip samples"):
+        first.skip = [1]
+
+
+def test_batches_of_one_source_that_a_source_can_not_fill_are_refused(folder: Path) -> None:
+    for stop in ("first_exhausted", "all_exhausted_without_replacement"):
+        with pytest.raises(ArgumentError, match=r"an epoch has 12 samples of source 'c', and a batch .* takes 16"):
+            loader_of(folder, stop=stop, batching="per_source", options={"batch_size": 8, "rank": 1, "world_size": 2})
+    with pytest.raises(ArgumentError, match="samples=7 is less than a batch of all ranks, 8"):
+        loader_of(folder, samples=7, batching="per_source")
+    with pytest.raises(ArgumentError, match="batching must be 'mixed' or 'per_source'"):
+        loader_of(folder, batching="single")
+    passes = Mixture(sources_of(folder), repeats={"c": 2}, batching="per_source")
+    loader = DataLoader(passes, batch_size=8, shuffle=True)
+    assert len(loader) == 50 // 8 + 20 // 8 + 24 // 8
+    assert Counter(batch[-1][0].item() for batch in copied_epoch(loader)) == {0: 6, 1: 2, 2: 3}
+
+
+def test_groups_of_one_dataset_have_equal_shares_and_resume_exactly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ShardDataset(folder / "a", CROP_AND_FLIP, fields=("key", "index"))
+    whole = Subset(dataset, range(45))  # 7 classes, of which three have a sample more
+    loader = DataLoader(Mixture.by(whole, "label"), batch_size=5, shuffle=True, seed=3)
+    assert len(loader.dataset) == 45
+    names = loader.dataset.names
+    assert names == tuple(map(str, dataset.classes or range(7)))
+    expected = [copied_epoch(loader) for _ in range(2)]
+    for _, labels, _, index, source in expected[0] + expected[1]:
+        assert torch.equal(labels, index % 7)
+        assert [names[number][-1] for number in source.tolist()] == [str(label) for label in labels.tolist()]
+    counts = Counter(number for number, _ in taken(expected[0] + expected[1]))
+    assert all(abs(counts[number] - 90 / 7) < 3 for number in range(7))
+    for group in range(7):  # a group's samples come again after all others
+        own = [i for number, i in taken(expected[0] + expected[1]) if number == group]
+        size = len(range(group, 45, 7))
+        assert len(set(own[:size])) == size
+
+    first = DataLoader(Mixture.by(whole, "label"), batch_size=3, shuffle=True, seed=3, num_workers=1)
+    had = taken(copied_epoch(first))
+    again = DataLoader(Mixture.by(whole, "label"), batch_size=9, shuffle=True, seed=3)
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert had + taken(copied_epoch(again)) == taken(expected[0] + expected[1])
+    first.close()
+
+    by_width = Mixture.by(dataset, "width", stop="all_exhausted_without_replacement")
+    assert by_width.names == tuple(sorted({str(width) for width in dataset.column("width")}))
+    assert len(by_width) == 50
+    with pytest.raises(ArgumentError, match="weights must have a number for each source"):
+        Mixture.by(whole, "label", {"none": 1})
+    monkeypatch.setattr(dataset.reader, "labels", lambda: np.zeros(50, np.float32), raising=False)
+    with pytest.raises(ArgumentError, match="by whole numbers or text, and 'label' has others"):
+        Mixture.by(dataset, "label")
+
+
+def test_a_state_of_another_schedule_is_refused_and_one_with_damaged_weights(folder: Path) -> None:
+    state = loader_of(folder, {0: WEIGHTS, 53: LATER}).state_dict()
+    with pytest.raises(ArgumentError, match="its mixture is"):
+        loader_of(folder).load_state_dict(state)
+    for weights in ([[1]], [[1, {"a": 1}]], 5, {"a": 1}):
+        with pytest.raises(ArgumentError, match="this state is damaged: its weights are"):
+            loader_of(folder).load_state_dict({**loader_of(folder).state_dict(), "weights": weights})
 
 
 def test_recipes_may_differ_in_all_but_the_output(folder: Path) -> None:
@@ -386,6 +602,7 @@ def test_the_examples_of_the_docs_run(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in blocks("docs/mixtures.md", "python"):
-        exec(smaller(block.text, {}), names)
+        fewer = {"100_000": "400", "200_000": "80", "500_000": "160", "200 * 64": "200"}
+        exec(smaller(block.text, fewer), names)
     names["loader"].close()
     assert len(names["oversampled"]) == 40 + 30 + 5 * 20

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feeder.errors import ArgumentError
-from feeder.order.mixture_order import BLOCK, MixtureOrder, Shares, source_seed
+from feeder.order.mixture_order import MixtureOrder, source_seed
+from feeder.order.mixture_shares import BLOCK, Shares
 from feeder.order.permutation import permute
-from feeder.order.random import Stream, uniform
+from feeder.order.random import Stream, philox, uniform
 from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split
 
@@ -47,23 +48,26 @@ class Node:
             Node(sources[: middle - start], ends, first, most, phases),
             Node(sources[middle - start :], ends, middle, most, phases),
         ]
-        weights = [Fraction(ends[middle] - ends[start]), Fraction(ends[stop] - ends[middle])]
-        self.lighter = 0 if weights[0] <= weights[1] else 1
-        self.share = min(weights) / sum(weights) if sum(weights) else Fraction(0)
-        self.phase = Fraction(phases[middle])
+        one, two = Fraction(ends[middle] - ends[start]), Fraction(ends[stop] - ends[middle])
+        self.lighter = 0 if one <= two else 1
+        share = min(one, two) / (one + two) if one + two else Fraction(0)
+        phase = Fraction(phases[middle])
+        self.by, self.add = share.numerator * phase.denominator, phase.numerator * share.denominator
+        self.of = share.denominator * phase.denominator
+        self.had = 0
 
     def ones(self, given: int) -> int:
         """Samples of the first side among so many."""
-        light = math.floor(given * self.share + self.phase)
+        light = (given * self.by + self.add) // self.of
         ones = light if self.lighter == 0 else given - light
         return min(max(ones, given - self.sides[1].most), self.sides[0].most)
 
     def next(self) -> int:
         if len(self.sources) == 1:
             return self.sources[0]
-        side = self.sides[0 if self.ones(self.given + 1) > self.ones(self.given) else 1]
         self.given += 1
-        return side.next()
+        before, self.had = self.had, self.ones(self.given)
+        return self.sides[0 if self.had > before else 1].next()
 
 
 def handed_out(weights: list[float], most: list[int], seed: int, epoch: int, stream: int, total: int) -> list[int]:
@@ -75,38 +79,92 @@ def handed_out(weights: list[float], most: list[int], seed: int, epoch: int, str
     return [root.next() for _ in range(total)]
 
 
-def reference(shares: Shares, seed: int, shuffle: bool, epoch: int) -> list[tuple[int, int]]:
-    """(sample id, pass) at each position of an epoch, with all that came before gone through sample by sample."""
-    names, sizes, weights = shares.names, shares.sizes.tolist(), shares.weights.tolist()
-    parts = [shares.counts.tolist()]
-    if isinstance(shares.takes, int):
-        length = (epoch + 1) * shares.takes
-        run = handed_out(weights, [length] * len(names), seed, 0, Stream.MIXTURE_RUN, length)
-        before = [run[: epoch * shares.takes].count(source) for source in range(len(names))]
-        parts = [[run[epoch * shares.takes :].count(source) for source in range(len(names))]]
-    else:
-        before = [epoch * -(-count // size) * size for count, size in zip(parts[0], sizes, strict=True)]
+def planned(shares: Shares, had: list[int], position: int, weights: list[float]) -> list[int]:
+    """Samples of each source in the rest of an epoch, if the weights stayed."""
+    if shares.takes == "repeats":
+        return [size * passes for size, passes in zip(shares.sizes.tolist(), shares.passes.tolist(), strict=True)]
+    left = [max(size - own, 0) for size, own in zip(shares.sizes.tolist(), had, strict=True)]
+    on = [source for source, weight in enumerate(weights) if weight]
     if shares.takes == STOPS[2]:
-        had, parts = [0] * len(names), []
-        for end in sorted({size / weight for size, weight in zip(sizes, weights, strict=True)}):
-            until = [min(math.floor(end * w + 0.5), size) for w, size in zip(weights, sizes, strict=True)]
-            parts.append([now - then for now, then in zip(until, had, strict=True)])
-            had = until
-
-    drawn: list[int] = []
-    for counts in parts:
-        drawn += handed_out([float(each) for each in counts], counts, seed, epoch, Stream.MIXTURE, sum(counts))
-    places = Order(len(drawn), seed, Window(BLOCK)).ids(epoch, np.arange(len(drawn)))
-    found, first = [], np.cumsum([0, *sizes]).tolist()
-    for block in range(0, len(drawn), BLOCK):
-        by_source = sorted(drawn[block : block + BLOCK])
-        for place in places[block : block + BLOCK].tolist():
-            source = by_source[place - block]
-            number, at = divmod(before[source], sizes[source])
-            before[source] += 1
-            own = int(permute([at], sizes[source], source_seed(seed, names[source]), number)[0]) if shuffle else at
-            found.append((first[source] + own, number))
+        return [each if weight else 0 for each, weight in zip(left, weights, strict=True)]
+    first = shares.takes == STOPS[0]
+    last = (min if first else max)(on, key=lambda source: left[source] / weights[source])
+    found = [math.floor(left[last] * (weight / weights[last]) + 0.5) for weight in weights]
+    for source in on if left[last] or not first else []:
+        least = min(left[source], 0 if position else 1) if first else left[source]
+        found[source] = max(min(found[source], left[source]) if first else found[source], least)
     return found
+
+
+def stretch(shares: Shares, epoch: int, position: int, had: list[int], weights: list[float], run: int) -> list[int]:
+    """The sources of an epoch's rest, or of so many samples of a run, one by one."""
+    counts: list[Any] = planned(shares, had, position, weights) if not run else [*weights]
+    parts = [counts]
+    if shares.takes == STOPS[2]:
+        done, parts = [0] * len(had), []
+        for end in sorted({count / weight for count, weight in zip(counts, weights, strict=True) if count}):
+            until = [min(math.floor(end * w + 0.5), count) for w, count in zip(weights, counts, strict=True)]
+            parts.append([now - then for now, then in zip(until, done, strict=True)])
+            done = until
+
+    seed = source_seed(0, str(position)) if position else 0
+    drawn: list[int] = []
+    for part in parts:
+        most = [1 << 50] * len(had) if run else [int(each) for each in part]
+        drawn += handed_out([float(each) for each in part], most, seed, epoch, Stream.MIXTURE, run or sum(most))
+    found: list[int] = []
+    while len(found) < len(drawn):
+        at = position + len(found)
+        within = at % int(shares.takes) if run else at
+        size = min(BLOCK - within % BLOCK, len(drawn) - len(found), int(shares.takes) - within if run else BLOCK)
+        words = philox(0, epoch, [at], Stream.MIXTURE_RUN)[0]
+        by_source = sorted(drawn[len(found) : len(found) + size])
+        slots = permute(np.arange(size), size, int(words[0]) << 32 | int(words[1]), epoch)
+        found += [by_source[slot] for slot in slots.tolist()]
+    return found
+
+
+def reference(shares: Shares, seed: int, shuffle: bool, epochs: int) -> list[list[tuple[int, int]]]:
+    """(sample id, pass) at each position of some epochs, all gone through sample by sample."""
+    names, sizes = shares.names, shares.sizes.tolist()
+    changes = {0: shares.weights, **shares.schedule, **shares.changes}
+    first, passes = np.cumsum([0, *sizes]).tolist(), [0] * len(names)
+    found: list[list[tuple[int, int]]] = []
+    begun = 0
+    is_run = isinstance(shares.takes, int)
+    wanted = epochs * int(shares.takes) if is_run else 0
+    while len(found) < (1 if is_run else epochs):
+        epoch, had = len(found), [0] * len(names)
+        rows: list[tuple[int, int]] = []
+        while True:
+            at = begun + len(rows)
+            weights = changes[max(each for each in changes if each <= at)].tolist()
+            later = [each for each in changes if each > at]
+            run = wanted - len(rows) if is_run else 0
+            plan = stretch(shares, epoch, len(rows), had, weights, run)
+            cut = min(later) - at if later and min(later) < at + len(plan) else len(plan)
+            for source in plan[:cut]:
+                number, own = divmod(had[source], sizes[source])
+                had[source] += 1
+                if shuffle:
+                    own = int(
+                        permute([own], sizes[source], source_seed(seed, names[source]), passes[source] + number)[0]
+                    )
+                rows.append((first[source] + own, passes[source] + number))
+            if cut == len(plan) or (is_run and len(rows) >= wanted):
+                break
+        found.append(rows)
+        begun += len(rows)
+        passes = [each - (-own // size) for each, own, size in zip(passes, had, sizes, strict=True)]
+    if is_run:
+        rows, each = found[0], int(shares.takes)
+        found = [rows[epoch * each : (epoch + 1) * each] for epoch in range(epochs)]
+    return found
+
+
+def counts_of(shares: Shares, epoch: int = 0) -> list[int]:
+    """Samples of each source in an epoch."""
+    return [int(count) for count in shares.turn(epoch)[0].counts]
 
 
 @st.composite
@@ -116,34 +174,69 @@ def some_shares(draw: Any) -> Shares:
     kind = draw(st.sampled_from((*STOPS, "samples", "repeats")))
     if kind == "repeats":
         return Shares.of(named, repeats={name: draw(st.integers(1, 4)) for name in named})
-    weights = {name: draw(st.floats(0.05, 1.0)) for name in named} if draw(st.booleans()) else None
-    if kind == "samples":
-        return Shares.of(named, weights, samples=draw(st.integers(1, 200)))
-    return Shares.of(named, weights, stop=kind)
+
+    def weights() -> dict[str, float]:
+        found = {name: draw(st.one_of(st.just(0.0), st.floats(0.05, 1.0))) for name in named}
+        return found if any(found.values()) else dict.fromkeys(named, 1.0)
+
+    given: Any = weights() if draw(st.booleans()) else None
+    if draw(st.booleans()):
+        given = {0: weights(), **{draw(st.integers(0, 300)): weights() for _ in range(draw(st.integers(1, 3)))}}
+    shares = Shares.of(
+        named, given, **({"samples": draw(st.integers(1, 200))} if kind == "samples" else {"stop": kind})
+    )
+    return shares.changed(weights(), draw(st.integers(0, 300))) if draw(st.booleans()) else shares
 
 
-@settings(max_examples=60, deadline=None)
-@given(shares=some_shares(), seed=st.integers(0, 3), shuffle=st.booleans(), epoch=st.integers(0, 3))
-def test_epochs_are_those_of_the_reference(shares: Shares, seed: int, shuffle: bool, epoch: int) -> None:
-    order = MixtureOrder(shares, seed, shuffle)
-    ids, passes = order.placed(epoch, np.arange(shares.samples))
-    expected = reference(shares, seed, shuffle, epoch)
-    assert list(zip(ids.tolist(), passes.tolist(), strict=True)) == expected
-    for i in {0, int(shares.sizes.sum()) // 2, int(shares.sizes.sum()) - 1}:
-        assert sorted(order.positions(epoch, [i]).tolist()) == [p for p, (own, _) in enumerate(expected) if own == i]
+@settings(max_examples=80, deadline=None)
+@given(shares=some_shares(), seed=st.integers(0, 3), shuffle=st.booleans())
+def test_epochs_are_those_of_the_reference(shares: Shares, seed: int, shuffle: bool) -> None:
+    order, begun = MixtureOrder(shares, seed, shuffle), 0
+    for epoch, expected in enumerate(reference(shares, seed, shuffle, 4)):
+        assert order.samples_in(epoch) == len(expected)
+        assert shares.place(epoch) == begun
+        begun += len(expected)
+        ids, passes = order.placed(epoch, np.arange(len(expected)))
+        assert list(zip(ids.tolist(), passes.tolist(), strict=True)) == expected
+        for i in {0, int(shares.sizes.sum()) // 2, int(shares.sizes.sum()) - 1}:
+            places = [p for p, (own, _) in enumerate(expected) if own == i]
+            assert sorted(order.positions(epoch, [i]).tolist()) == places
 
 
 @pytest.mark.parametrize("stop", [*STOPS, None])
-def test_several_blocks_are_those_of_the_reference(stop: Any) -> None:
+@pytest.mark.parametrize("changes", [{}, {5000: {"a": 0.2, "b": 0.7, "c": 0.1, "d": 0.0}}], ids=["", "changed"])
+def test_several_blocks_are_those_of_the_reference(stop: Any, changes: Any) -> None:
     given = {"stop": stop} if stop else {"samples": 9001}
     weights = {"a": 0.61, "b": 0.3, "c": 0.09, "d": 1e-4}
-    shares = Shares.of({"a": 5500, "b": 2000, "c": 40, "d": 3}, weights, **given)
-    shares = shares if shares.samples < 100_000 else Shares.of({"a": 5500, "b": 2000, "c": 40}, repeats={"c": 30})
-    order = MixtureOrder(shares, 7, True)
-    ids, passes = order.placed(1, np.arange(shares.samples))
-    assert list(zip(ids.tolist(), passes.tolist(), strict=True)) == reference(shares, 7, True, 1)
-    own = np.flatnonzero(ids == 5501)
-    assert sorted(order.positions(1, [5501]).tolist()) == own.tolist()
+    sizes = {"a": 5500, "b": 2000, "c": 40, "d": 3}
+    if stop == "all_exhausted":
+        weights["c"], weights["d"] = 0.01, 0.001
+    shares = Shares.of(sizes, {0: weights, **changes}, **given)
+    order = MixtureOrder(shares, 7, False)
+    for epoch, expected in enumerate(reference(shares, 7, False, 2)):
+        ids, passes = order.placed(epoch, np.arange(shares.samples(epoch)))
+        assert list(zip(ids.tolist(), passes.tolist(), strict=True)) == expected
+        own = np.flatnonzero(ids == 5501)
+        assert sorted(order.positions(epoch, [5501]).tolist()) == own.tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(shares=some_shares(), at=st.integers(0, 400), data=st.data())
+def test_a_change_leaves_all_samples_before_it_as_they_were(shares: Shares, at: int, data: Any) -> None:
+    if shares.takes == "repeats":
+        with pytest.raises(ArgumentError, match="repeats= gives exact passes"):
+            shares.changed(dict.fromkeys(shares.names, 1), at)
+        return
+    weights = {name: data.draw(st.floats(0.1, 1.0)) for name in shares.names}
+    later = shares.changed(weights, max([at, *shares.schedule, *shares.changes]))
+    at = max(later.changes)
+    before, after = (MixtureOrder(each, 1, True) for each in (shares, later))
+    for epoch in range(4):
+        kept = min(max(at - shares.place(epoch), 0), shares.samples(epoch))
+        if kept:
+            assert later.place(epoch) == shares.place(epoch)
+            assert later.samples(epoch) >= kept
+            assert [*after.placed(epoch, np.arange(kept))[0]] == [*before.placed(epoch, np.arange(kept))[0]]
 
 
 @settings(max_examples=40, deadline=None)
@@ -152,15 +245,15 @@ def test_a_source_gives_each_sample_once_in_each_pass(shares: Shares, epochs: in
     order, had = MixtureOrder(shares, 1, True), Counter[int]()
     by_source: list[list[tuple[int, int]]] = [[] for _ in shares.names]
     for epoch in range(epochs):
-        ids, passes = order.placed(epoch, np.arange(shares.samples))
+        ids, passes = order.placed(epoch, np.arange(shares.samples(epoch)))
         sources = order.source_of(ids)
         for source, i, number in zip(sources.tolist(), ids.tolist(), passes.tolist(), strict=True):
             by_source[source].append((number, i))
         had.update(sources.tolist())
-        samples = [samples for samples, _ in order.consumed(epoch, shares.samples)]
+        samples = [samples for samples, _ in order.consumed(epoch, shares.samples(epoch))]
         assert samples == [had[source] for source in range(len(shares.names))]
-        if len(shares.counts):
-            assert np.bincount(sources, minlength=len(shares.names)).tolist() == shares.counts.tolist()
+        if not shares.is_run:
+            assert np.bincount(sources, minlength=len(shares.names)).tolist() == counts_of(shares, epoch)
     for source, pairs in enumerate(by_source):
         numbers = [number for number, _ in pairs]
         assert numbers == sorted(numbers)  # a pass ends before the next begins
@@ -182,28 +275,64 @@ def test_each_source_is_within_three_samples_of_its_share_at_each_blocks_end(
     names = [f"{source:03}" for source in range(sources)]
     shares = Shares.of(dict.fromkeys(names, 10**6), dict(zip(names, weights.tolist(), strict=True)), **given)
     order, wanted = MixtureOrder(shares, 2, True), shares.weights
-    if len(shares.counts):  # which are rounded, and the epoch holds them
-        wanted = shares.counts / shares.samples
+    if not shares.is_run:  # counts are rounded, and the epoch holds them
+        wanted = np.array(counts_of(shares)) / shares.samples(0)
     for epoch in range(2):
         for block in range(6):
             had = np.array([samples for samples, _ in order.consumed(epoch, block * BLOCK)])
-            position = epoch * shares.samples + block * BLOCK
+            position = shares.place(epoch, block * BLOCK)
             assert had.sum() == position
             assert np.abs(had - position * wanted).max() < 3
 
 
+@pytest.mark.parametrize("given", [{"samples": 3 * BLOCK}, {"stop": "first_exhausted"}], ids=str)
+def test_the_bound_holds_in_each_stretch_between_changes(given: Any) -> None:
+    rng = np.random.default_rng(5)
+    names = [f"{source:02}" for source in range(30)]
+    drawn = [dict(zip(names, (rng.random(30) ** 4).tolist(), strict=True)) for _ in range(4)]
+    drawn[2]["03"] = 0.0
+    changes = [0, 2 * BLOCK + 77, 4 * BLOCK, 7 * BLOCK + 4001, 11 * BLOCK]
+    shares = Shares.of(dict.fromkeys(names, 10**6), dict(zip(changes[:3], drawn[:3], strict=True)), **given)
+    shares = shares.changed(drawn[3], changes[3])
+    order = MixtureOrder(shares, 2, True)
+
+    def had(sample: int) -> Any:
+        epoch = sample // shares.samples(0) if shares.is_run else 0
+        return np.array([samples for samples, _ in order.consumed(epoch, sample - shares.place(epoch))])
+
+    for (begin, end), weights in zip(itertools.pairwise(changes), drawn, strict=True):
+        wanted = np.array([*weights.values()]) / sum(weights.values())
+        for sample in [*range(-(-begin // BLOCK) * BLOCK, end, BLOCK)]:
+            assert had(sample).sum() == sample
+            assert np.abs(had(sample) - had(begin) - (sample - begin) * wanted).max() < 3
+    assert had(changes[3])[3] == had(changes[2])[3]  # paused
+
+
+def test_epochs_between_changes_are_found_without_a_walk() -> None:
+    sizes = {"a": 10, "b": 20, "c": 5}
+    far = Shares.of(sizes, {0: dict.fromkeys(sizes, 1), 10**10: {"a": 1, "b": 2, "c": 0}})
+    assert [far.samples(epoch) for epoch in (0, 10**8)] == [15, 15]
+    last = 10**10 // 15
+    assert far.place(last) == last * 15
+    assert far.samples(last) == 10 + 3 * 7  # "a" had 3 of the first ten, and ends the epoch
+    assert far.samples(last + 1) == 30
+    order = MixtureOrder(far, 0, True)
+    assert order.placed(last, [0])[1].tolist() == [last]
+    assert dict(zip("abc", order.consumed(last + 2, 0), strict=True))["c"][1] == last + 1
+
+
 def test_lengths_follow_from_sizes_and_weights_alone() -> None:
     sizes = {"a": 10, "b": 20, "c": 5}
-    assert Shares.of(sizes).samples == 35
-    assert Shares.of(sizes, {"a": 1, "b": 1, "c": 1}).samples == 15
-    assert Shares.of(sizes, {"a": 1, "b": 2, "c": 1}).samples == 20
-    assert Shares.of(sizes, {"a": 1, "b": 1, "c": 1}, stop="all_exhausted").samples == 60
-    assert Shares.of(sizes, {"a": 1, "b": 2, "c": 1}, stop="all_exhausted").counts.tolist() == [10, 20, 10]
-    assert Shares.of(sizes, {"a": 9, "b": 1, "c": 1}, stop=STOPS[2]).samples == 35
-    assert Shares.of(sizes, repeats={"c": 3}).counts.tolist() == [10, 20, 15]
-    assert Shares.of(sizes, samples=7).samples == 7
-    assert Shares.of({"a": 100, "b": 300}, {"a": 0.1, "b": 0.3}).counts.tolist() == [100, 300]
-    assert Shares.of({"a": 1000, "b": 3}, {"a": 1, "b": 1e-9}).counts.tolist() == [1000, 1]  # no source is left out
+    assert Shares.of(sizes).samples(0) == 35
+    assert Shares.of(sizes, {"a": 1, "b": 1, "c": 1}).samples(0) == 15
+    assert Shares.of(sizes, {"a": 1, "b": 2, "c": 1}).samples(0) == 20
+    assert Shares.of(sizes, {"a": 1, "b": 1, "c": 1}, stop="all_exhausted").samples(0) == 60
+    assert counts_of(Shares.of(sizes, {"a": 1, "b": 2, "c": 1}, stop="all_exhausted")) == [10, 20, 10]
+    assert Shares.of(sizes, {"a": 9, "b": 1, "c": 1}, stop=STOPS[2]).samples(0) == 35
+    assert counts_of(Shares.of(sizes, repeats={"c": 3})) == [10, 20, 15]
+    assert Shares.of(sizes, samples=7).samples(0) == 7
+    assert counts_of(Shares.of({"a": 100, "b": 300}, {"a": 0.1, "b": 0.3})) == [100, 300]
+    assert counts_of(Shares.of({"a": 1000, "b": 3}, {"a": 1, "b": 1e-9})) == [1000, 1]  # no source is left out
 
 
 def test_weights_set_the_pace_where_each_sample_comes_once() -> None:
@@ -275,9 +404,12 @@ def test_ten_billion_samples_of_a_thousand_sources_take_little_memory() -> None:
         ({"weights": {"a": 1}}, "weights must have a number for each source .* check 'b'"),
         ({"weights": {"a": 1, "b": 1, "c": 1}}, "check 'c'"),
         ({"weights": [1, 2]}, "by name; check 'a'"),
-        ({"weights": {"a": 0, "b": 1}}, "weights must be finite numbers above 0"),
-        ({"weights": {"a": float("inf"), "b": 1}}, "weights must be finite numbers above 0"),
-        ({"weights": {"a": "much", "b": 1}}, "weights must be finite numbers above 0"),
+        ({"weights": {"a": 0, "b": 0}}, "weights must be finite numbers of 0 or more, not all 0"),
+        ({"weights": {"a": -1, "b": 1}}, "weights must be finite numbers of 0 or more"),
+        ({"weights": {"a": float("inf"), "b": 1}}, "weights must be finite numbers of 0 or more"),
+        ({"weights": {"a": "much", "b": 1}}, "weights must be finite numbers of 0 or more"),
+        ({"weights": {5: {"a": 1, "b": 1}}}, r"a schedule of weights begins at sample 0 of the run, got \[5\]"),
+        ({"weights": {0: {"a": 1, "b": 1}, 9: {"a": 1}}}, "weights must have a number for each source .* check 'b'"),
         ({"repeats": {"a": 1.5}}, "whole numbers of passes"),
         ({"repeats": {"z": 2}}, "check 'z'"),
         ({"repeats": {"a": 0}}, "repeats must be finite numbers above 0"),

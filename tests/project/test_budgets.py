@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 175,
-    "dataset": 2_775,
+    "dataset": 2_820,
     "decoders": 3_610,
     "fields": 360,
-    "loader": 8_255,
-    "order": 1_210,
+    "loader": 8_335,
+    "order": 1_395,
     "service": 1_580,
     "shard": 8_505,
     "system": 690,
     "tools": 4_780,
     "transforms": 2_435,
 }
-TOKENS = 453_200
+TOKENS = 457_200
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -228,6 +228,13 @@ def test_a_mixture_has_the_batches_of_local_sets_with_one_from_a_store(
         for _ in range(2):
             check_same(*map(copied_epoch, loaders))
         assert loaders[1].stats()["remote"]["bytes"] > 0
+        rest = []
+        for loader in loaders:
+            batches = iter(loader)
+            next(batches)
+            loader.dataset.set_weights({"a": 1, "b": 3}, at_sample=104)  # read ahead anew
+            rest.append(copied_epoch(batches))
+        check_same(*rest)
         small = ShardDataset(f"{bucket.url}/set", here.recipe, cache_dir=tmp_path / "small", cache_bytes=1_000_000)
         with pytest.raises(ArgumentError, match=r"do not fit its cache of 0.001 GB: give shuffle=feeder.Window\(\)"):
             _loader(Mixture({"a": small}), 4)

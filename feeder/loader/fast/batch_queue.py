@@ -17,7 +17,6 @@ from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import HELD_BATCHES, Samples, Sizes, SlotView
-from feeder.order.sample_order import Order
 from feeder.order.split import Split, ordered_batches
 from feeder.system.warning import warn
 
@@ -85,20 +84,25 @@ class BatchRecord:
 
 
 def requests(
-    order: Order, progress: EpochProgress, sizes: Callable[[int, Split | None, int, Samples], Sizes] | None = None
+    progress: EpochProgress, sizes: Callable[[int, Split | None, int, Samples], Sizes] | None = None
 ) -> Iterator[BatchRecord]:
     """Yields the batches to make, from the place that an iterator starts at.
 
     Args:
-        order: Feeder's own order; not for an explicit sampler.
-        progress: Progress of the iterator.
+        progress: Progress of the iterator. Its order may change between two batches.
         sizes: Returns the sizes of a batch's images, see :meth:`BatchSizes.of`; None: all have the recipe's.
     """
-    epoch, split, replay = progress.place.epoch, progress.split, progress.replay
-    if split is not None:
-        for step, found in enumerate(ordered_batches(order, epoch, split)):
-            samples = Samples(*found)
+    epoch, replay = progress.place.epoch, progress.replay
+    while progress.split is not None and progress.ordered < len(progress.split):
+        order, split = progress.order, progress.split
+        assert order is not None
+        for found in ordered_batches(order, epoch, split, progress.ordered):
+            step, samples = progress.ordered, Samples(*found)
+            progress.ordered += 1
             yield BatchRecord(epoch, samples, None if sizes is None else sizes(epoch, split, step, samples))
+            if progress.order is not order:
+                break
+    if progress.split is not None:
         return
     assert replay is not None
     for samples in replay.batches():

@@ -86,6 +86,8 @@ class FastPath:
         self._worker_init = self._init_by(options)
 
         self.unseeded = self._order_by(in_blocks(options.shuffle, options.batch_size))
+        if isinstance(source, Mixture):
+            source.loaders.add(self)
         self._take(source)
         if self.work.table is not None:
             self.unseeded = BucketOrder(self.work.table, seed.known or 0, bool(options.shuffle))
@@ -150,7 +152,7 @@ class FastPath:
         """Returns the order of the dataset by a way to shuffle."""
         reader = self.dataset.reader
         if isinstance(self.dataset, Mixture):
-            return self.dataset.order(self._seed.known or 0, shuffle)
+            return self.dataset.order(self._seed.known or 0, shuffle, self._batch(self.options))
         sizes = reader.shard_sizes() if goes_by_shard(shuffle) else np.zeros(0, np.int64)
         return Order(len(self.dataset), self._seed.known or 0, shuffle, sizes)
 
@@ -168,11 +170,57 @@ class FastPath:
         assert options.batch_size is not None
         place = Place() if place is None else place
         shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
+        self._follow_batch(options)
         order = self.order if options.skip or isinstance(self.unseeded, BucketOrder) else self.unseeded
         gaps = self._gaps.of(options.skip, order, place.epoch, lambda: skipped_ids(options.skip, self.dataset.reader))
         if isinstance(order, BucketOrder):
             return BucketSplit(order, place.epoch, *shares, place.by_bucket, gaps)
-        return Split(len(self.dataset), *shares, place.start, gaps)
+        return Split(order.samples_in(place.epoch), *shares, place.start, gaps)
+
+    def _follow_batch(self, options: LoaderOptions) -> None:
+        """Has batches of one source be as large as those of all ranks, which may have begun since."""
+        if isinstance(self.unseeded, MixtureOrder) and self.unseeded.shares.batch:
+            self.unseeded = self.unseeded.with_shares(self.unseeded.shares.in_batches(self._batch(options)))
+
+    def _batch(self, options: LoaderOptions) -> int:
+        """Returns the samples of a global batch."""
+        return (options.batch_size or 1) * current_ranks(options.ranks)[1]
+
+    def check_reweighted(self, at_sample: int) -> None:
+        """Refuses other weights of a mixture from a sample of the run on that is over, or ordered ahead.
+
+        Raises:
+            ArgumentError: with the first sample that can be.
+        """
+        assert isinstance(self.unseeded, MixtureOrder)
+        shares, place = self.unseeded.shares, self._place()
+        ends = [(place.epoch, place.start)]
+        ends += [(each.place.epoch, each.ordered_until()) for each in self._live()]
+        first = max(shares.place(epoch, end) for epoch, end in ends)
+        if at_sample < first:
+            raise ArgumentError(
+                f"the weights of sample {at_sample:,} of the run can't change: the samples before {first:,} were "
+                f"handed out or are being made; give at_sample={first} or more, the same on all ranks"
+            )
+
+    def reweight(self) -> None:
+        """Takes up the weights of a mixture that were set."""
+        assert isinstance(self.unseeded, MixtureOrder)
+        assert isinstance(self.dataset, Mixture)
+        batch = self.unseeded.shares.batch
+        shares = self.dataset.shares if batch is None else self.dataset.shares.in_batches(batch)
+        self.unseeded = self.unseeded.with_shares(shares)
+        live = self._live()
+        for iterator in self._iterators:
+            if iterator.progress in live:
+                iterator.progress.follow(self.order, self.split(iterator.options, iterator.progress.place))
+        if self._progress in live and isinstance(self._read_ahead, ReadAhead):
+            self._begin_read_ahead(self._progress)
+
+    def _live(self) -> list[EpochProgress]:
+        """Returns the progress of the iterators that have batches left."""
+        found = [iterator.progress for iterator in self._iterators]
+        return [each for each in found if each.split is not None and not each.exhausted]
 
     @property
     def skip(self) -> Skip | None:
@@ -226,23 +274,11 @@ class FastPath:
         if self._service is not None and self._service.only:
             options = dataclasses.replace(options, timeout=0.0)  # the relay's error says more
 
-        progress = self._progress = EpochProgress(place, split, replay)
-        if self._read_ahead is not None:
-            self._read_ahead.close()
-        reads_here = self._service is None or not self._service.only
-
-        made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
-        if split is not None and reads_here and self.dataset.reader.is_remote:
-            self._read_ahead = ReadAhead(self.dataset.reader, self.order, split, progress, made)
-
-        asked = requests(
-            self.order,
-            progress,
-            functools.partial(_sizes_of, self._sizes, self.work) if self._sizes.varies else None,
-        )
-
-        if split is None and reads_here and options.num_workers and self.dataset.reader.is_remote:
-            self._read_ahead = DrawnAhead(self.dataset.reader, progress, made)
+        progress = self._progress = EpochProgress(place, split, replay, self.order)
+        self._begin_read_ahead(progress)
+        sizes = functools.partial(_sizes_of, self._sizes, self.work) if self._sizes.varies else None
+        asked = requests(progress, sizes)
+        if isinstance(self._read_ahead, DrawnAhead):
             asked = self._read_ahead.watched(asked)
 
         return Epoch(
@@ -257,6 +293,20 @@ class FastPath:
             ledger=self._ledger,
             agree=self._agree if split is not None and is_in_group(options.ranks) else None,
         )
+
+    def _begin_read_ahead(self, progress: EpochProgress) -> None:
+        """Has the bytes of a remote set fetched ahead of an iterator."""
+        options, split, reader = self.options, progress.split, self.dataset.reader
+        if self._read_ahead is not None:
+            self._read_ahead.close()
+        self._read_ahead = None
+        if not reader.is_remote or (self._service is not None and self._service.only):
+            return
+        made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
+        if split is not None and progress.order is not None:
+            self._read_ahead = ReadAhead(reader, progress.order, split, progress, made)
+        elif options.num_workers:
+            self._read_ahead = DrawnAhead(reader, progress, made)
 
     def _tell_of_split(self, split: Split | None) -> None:
         """Says once that an epoch is split by rank in a way that the caller may not expect."""
@@ -277,6 +327,7 @@ class FastPath:
             values["consumed_by_bucket"] = split.consumed_by_bucket(0)
         if skip := self.options.skip:
             values["skip"] = skip.summary()
+        values |= self._changes(self.order)
         self._agreement.begin(split.rank, values, self._left_after)
 
     def _follow_dataset(self) -> None:
@@ -366,7 +417,8 @@ class FastPath:
         if self.own_order:
             if skip := self.options.skip:
                 state["skip"] = skip.state()
-            return state | place.consumed(self.order) | self._made_by() | {"spans": self.spans.state()}
+            changes = self._changes(self.order)
+            return state | place.consumed(self.order) | changes | self._made_by() | {"spans": self.spans.state()}
         replay = progress.replay if progress is not None else None
         if replay is not None and replay.drawn and not self._has_warned:
             self._has_warned = True
@@ -395,6 +447,12 @@ class FastPath:
         place = self._place()
         had = zip(order.shares.names, order.consumed(place.epoch, place.start), strict=True)
         return {"sources": {name: {"samples": samples, "passes": passes} for name, (samples, passes) in had}}
+
+    @staticmethod
+    def _changes(order: Order) -> dict[str, Any]:
+        """Returns the weights that were set in a run of a mixture, for a state; empty without."""
+        changes = order.shares.state() if isinstance(order, MixtureOrder) else []
+        return {"weights": changes} if changes else {}
 
     def _made_by(self) -> dict[str, Any]:
         """Returns all that a batch's images were made by and that :meth:`_identity` does not have, for a state; None
@@ -426,11 +484,14 @@ class FastPath:
                 f"this state is of version {version!r}, and this feeder reads version {_STATE_VERSION}: resume with "
                 "the feeder that saved it, or begin an epoch with loader.set_epoch(epoch)"
             )
+        self._follow_batch(self.options)
         make = self._reordered if self.options.follows_state else None
         seed = self._seed.of_state(state)
         order = resumed_order(self.unseeded, self.options.shuffle, state, make).with_seed(seed)
         identity = dict.fromkeys(SIZE_IDENTITY) | self._identity(order)
         check_identity(state, identity)
+        if isinstance(order, MixtureOrder):
+            order = order.with_shares(order.shares.of_state(state.get("weights")))
         place = Place.of_state(state, order, own_order=self.own_order)
         self.spans, skip = Spans.of_state(state), Skip.of_state(state.get("skip"))
         if self.skip is None and skip is not None:
@@ -439,6 +500,8 @@ class FastPath:
         self.unseeded = order.with_seed(self.unseeded.seed)
         self._next = place
         self._iterator = self._progress = None
+        if isinstance(order, MixtureOrder) and isinstance(self.dataset, Mixture):
+            self.dataset.take(order.shares, by=self)
 
     @property
     def epoch(self) -> int:

@@ -132,6 +132,16 @@ class FastIterator:
         return finished, map_tensors(batch, torch.Tensor.pin_memory) if self._pins else batch
 
     @property
+    def progress(self) -> EpochProgress:
+        """Its progress."""
+        return self._progress
+
+    @property
+    def options(self) -> LoaderOptions:
+        """The loader's options for its epoch."""
+        return self._epoch.options
+
+    @property
     def is_untouched(self) -> bool:
         """True if no batch was handed out yet, and the epoch is not over."""
         return self._progress.steps == 0 and not self._progress.exhausted

@@ -52,10 +52,11 @@ class Place:
         epoch, start = state.get("epoch"), state.get("consumed" if own_order else "batches")
         if type(epoch) is not int or not 0 <= epoch < 1 << 32:
             raise ArgumentError(f"this state is damaged: expected an epoch of 0 to 2**32-1, got {epoch!r}")
-        if type(start) is not int or start < 0 or (own_order and start > order.samples):
+        most = order.samples_in(epoch)
+        if type(start) is not int or start < 0 or (own_order and start > most):
             raise ArgumentError(
                 f"this state does not fit: it was saved {'with' if own_order else 'without'} an explicit sampler, "
-                f"or is damaged (at {start!r} of {order.samples})"
+                f"or is damaged (at {start!r} of {most})"
             )
         if own_order:
             return cls(epoch, start, _consumed_by_bucket(state, order, epoch, start))
@@ -77,6 +78,8 @@ class EpochProgress:
         place: The place that it started at.
         split: This rank's part of the epoch from there; None with an explicit sampler.
         replay: The explicit sampler's epoch from there; None with feeder's own order.
+        order: Feeder's own order; None with an explicit sampler.
+        ordered: Number of batches whose samples were looked up, to be made.
         steps: Number of batches handed out.
         exhausted: True once the epoch is over.
         asked: True once a batch was asked for.
@@ -90,6 +93,8 @@ class EpochProgress:
     place: Place
     split: Split | None
     replay: Replay | None = None
+    order: Order | None = None
+    ordered: int = 0
     steps: int = 0
     exhausted: bool = False
     asked: bool = False
@@ -100,6 +105,17 @@ class EpochProgress:
 
     def __post_init__(self) -> None:
         self.last_step = None if self.split is None else len(self.split) - 1
+
+    def follow(self, order: Order, split: Split) -> None:
+        """Goes on by an order, and a split of it, that begin as those before."""
+        self.order = order
+        self.split = split
+        self.last_step = len(split) - 1
+
+    def ordered_until(self) -> int:
+        """Returns the epoch's positions that the job has ordered: all, once no batch is left to order."""
+        assert self.split is not None
+        return self.split.samples if self.ordered >= len(self.split) else self.split.consumed(self.ordered)
 
     def now(self) -> Place:
         """Returns the place at which the next iteration goes on after the batches that were handed out."""

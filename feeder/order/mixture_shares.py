@@ -1,0 +1,558 @@
+"""The source of each sample of a mixture, from sizes and weights alone, as a pure function of (epoch, position).
+
+Note [Mixtures]
+    The sources are the leaves of a binary tree, whose nodes halve the weight of their sources as nearly as they can. Of
+    the first n samples of a node its lighter side has floor(n * share + phase), and the other side the rest; phases in
+    [0, 1) are drawn. Both grow by steps of one, so no sample is handed out twice and none is left out. A side's error
+    is below one, plus its share of the node's: as a side with several sources has at most two thirds, each source is
+    within three samples of its share, and mostly within two. (Rounding the shares of each prefix by themselves is not
+    monotone: it hands samples out twice. Equal steps of time for each source are, but then a heavy source among many
+    light ones is off by the root of their number.)
+
+    That gives the counts at the borders of blocks of 4,096 samples, and at the end of each epoch. A permutation of the
+    block says where each source stands, which gives its samples in its own order. Where each sample comes once, a
+    stretch has a part of its own until the next source has given all it has: counts at these ends are rounded, and each
+    part is an epoch in little.
+
+    A stretch goes from one change of the weights to the next. It is planned as if no change
+    followed, so a change leaves all samples before it as they were; what sources have left there decides about the rest
+    of the epoch. Phases and permutations are drawn without the run's seed: so the lengths of all epochs follow from
+    sizes and weights, and ranks know them before there is a seed, although a change may come at any sample. Epochs
+    without a change in them are equal, so the epoch of a sample is found by one division for each change.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+from feeder.order.permutation import permute
+from feeder.order.random import Stream, philox, uniform
+from feeder.order.recent import Recent
+
+__all__ = ["BLOCK", "Block", "Shares", "Turn", "name_seed"]
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+BLOCK = 4096
+_EPOCHS = 1 << 32
+_TINY = 1e-300
+_MOST = 1 << 50  # float64 counts them, and the times between them
+_STOPS = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
+
+
+class Block(NamedTuple):
+    """The places of a block: int64 [N] the source of each, the number of its sample among those of the turn, and the
+    places source after source; int64 [S] what leads from a number of each source to the latter."""
+
+    sources: Int64s
+    numbers: Int64s
+    by_source: npt.NDArray[np.intp]
+    starts: Int64s
+
+
+class Stretch:
+    """The samples from a change of the weights on, as if no other followed.
+
+    Args:
+        number: The turn's number, by which is drawn.
+        start: Position in the turn.
+        had: int64 [S], samples of each source that the turn has had before.
+        counts: [S], samples of each, or weights in a run that has no end.
+        times: float64 [S], the pace where each sample comes once, else None.
+        length: Samples in all.
+        period: Samples of an epoch, at whose end a block ends.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        start: int,
+        had: Int64s,
+        counts: npt.NDArray[Any],
+        times: Floats | None,
+        length: int,
+        period: int,
+    ) -> None:
+        self.start = start
+        self.had = had
+        self.end = start + length
+        self._number = number
+        self._counts = counts
+        self._most = counts if counts.dtype == np.int64 else np.full(len(counts), float(_MOST))
+        self._weights = times
+        self._times = np.zeros(0)
+        if times is not None:
+            paced = counts > 0
+            self._times = np.append(0.0, np.unique(counts[paced] / times[paced]))
+        self._totals = np.array([self._until(time).sum() for time in self._times[1:]], np.int64)
+        seed = name_seed(0, str(start)) if start else 0
+        self._phases = uniform(seed, number, np.arange(len(counts)), Stream.MIXTURE, 1)[:, 0]
+        self._period = period
+        self._in_period = -(-period // BLOCK)
+        self._borders: Recent[Int64s] = Recent(8)
+        self._blocks: Recent[Block] = Recent(8)
+
+    def block(self, position: int) -> tuple[int, Block, int]:
+        """Returns the block that has a position of the turn, and the first and the end of its positions."""
+        number = self._at(position)
+        return self._begin(number), self._block(number), self._begin(number + 1)
+
+    def before(self, position: int) -> Int64s:
+        """Returns the samples of each source that the turn has had before a position of it, int64 [S]."""
+        number = self._at(position)
+        found = self.had + self._border(number)
+        if rest := min(position, self.end) - self._begin(number):
+            found = found + np.bincount(self._block(number).sources[:rest], minlength=len(found))
+        return found
+
+    def find(self, source: int, number: int) -> int:
+        """Returns the position in the turn of a source's sample by its number in the turn."""
+        own = number - int(self.had[source])
+        blocks = range(self._at(self.start), self._at(self.end) + 1)
+        at = blocks[bisect.bisect_right(blocks, own, key=lambda block: self._border(block)[source]) - 1]
+        block = self._block(at)
+        return self._begin(at) + int(block.by_source[block.starts[source] + number])
+
+    def _at(self, position: int) -> int:
+        """Returns the number of the block that has a position."""
+        period, rest = divmod(position, self._period)
+        return period * self._in_period + rest // BLOCK
+
+    def _begin(self, block: int) -> int:
+        """Returns the first position of a block."""
+        period, rest = divmod(block, self._in_period)
+        return min(max(period * self._period + rest * BLOCK, self.start), self.end)
+
+    def _border(self, block: int) -> Int64s:
+        """Returns the samples of each source before a block, int64 [S]."""
+        return self._borders.get(block, lambda: self._first(self._begin(block) - self.start))
+
+    def _block(self, number: int) -> Block:
+        return self._blocks.get(number, lambda: self._new_block(number))
+
+    def _new_block(self, number: int) -> Block:
+        before = self._border(number)
+        counts = self._border(number + 1) - before
+        places = np.arange(int(counts.sum()))
+        words = philox(0, self._number, [self._begin(number)], Stream.MIXTURE_RUN)[0]
+        slots = permute(places, max(1, len(places)), int(words[0]) << 32 | int(words[1]), self._number)
+        sources = np.repeat(np.arange(len(counts)), counts)[slots]
+
+        by_source = np.argsort(sources, kind="stable")  # in the source's own order
+        starts = np.cumsum(counts) - counts - before - self.had
+        numbers = np.empty_like(places)
+        numbers[by_source] = places - starts[sources[by_source]]
+        return Block(sources, numbers, by_source, starts)
+
+    def _first(self, total: int) -> Int64s:
+        """Returns the samples of each source among the first of the stretch."""
+        if self._weights is None:
+            return _first(total, self._counts, self._most, self._phases)
+        part = int(np.searchsorted(self._totals, total, side="right"))
+        before, after = (self._until(self._times[at]) for at in (part, min(part + 1, len(self._totals))))
+        return before + _first(total - int(before.sum()), after - before, after - before, self._phases)
+
+    def _until(self, time: float) -> Int64s:
+        """Returns the samples of each source until one of them has given all it has, where each comes once."""
+        assert self._weights is not None
+        found: Int64s = np.minimum(np.floor(time * self._weights + 0.5).astype(np.int64), self._counts)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """An epoch, or with a number of samples an epoch the whole run; in units of :class:`Shares`.
+
+    Attributes:
+        start: The run's samples before.
+        passes: int64 [S], the first pass of each source.
+        had: int64 [S], samples of each before.
+        stretches: Its stretches.
+        end: Its samples.
+        counts: int64 [S], samples of each; of a run those before its last change.
+    """
+
+    start: int
+    passes: Int64s
+    had: Int64s
+    stretches: list[Stretch]
+    end: int
+    counts: Int64s
+
+    def before(self, position: int) -> Int64s:
+        """Returns the samples of each source before a position, int64 [S]."""
+        return self.stretches[self._at(position)].before(position)
+
+    def block(self, position: int) -> tuple[int, Block, int]:
+        """Returns the block that has a position, and the first and the end of the positions that it has."""
+        at = self._at(position)
+        first, block, end = self.stretches[at].block(position)
+        return first, block, min([end, *(each.start for each in self.stretches[at + 1 : at + 2])])
+
+    def _at(self, position: int) -> int:
+        return bisect.bisect_right(self.stretches, position, key=lambda each: each.start) - 1
+
+    def find(self, source: int, number: int) -> int:
+        """Returns the position of a source's sample by its number in the turn."""
+        at = bisect.bisect_right(self.stretches, number, key=lambda each: each.had[source]) - 1
+        return self.stretches[at].find(source, number)
+
+
+class _Era(NamedTuple):
+    """Epochs that are equal but for what is drawn: the first, the run's samples and each source's passes and samples
+    before it, and the weights; ``turn`` if a change is in it."""
+
+    epoch: int
+    start: int
+    passes: Int64s
+    had: Int64s
+    weights: Floats
+    turn: Turn | None
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """The sources of a mixture, and the samples that epochs take of each.
+
+    Attributes:
+        names: Names of the S sources, sorted.
+        sizes: int64 [S], samples of each.
+        weights: float64 [S], the shares of samples that a run begins with; they add up to 1.
+        takes: The stop rule, "repeats", or the samples of an epoch, of which sources go on in the next.
+        passes: int64 [S], those of an epoch with "repeats"; else empty.
+        schedule: The weights from samples of the run on that it was made with, after the first.
+        changes: Those that were set later, which replace the schedule's at the same sample.
+        batch: Samples of a global batch, which are of one source; None: batches are mixed. Units of counts and
+            positions in turns are such batches, or samples.
+    """
+
+    names: tuple[str, ...]
+    sizes: Int64s
+    weights: Floats
+    takes: str | int
+    passes: Int64s
+    schedule: Mapping[int, Floats] = field(default_factory=dict)
+    changes: Mapping[int, Floats] = field(default_factory=dict)
+    batch: int | None = None
+    _turns: Recent[Turn] = field(default_factory=lambda: Recent(2), init=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        sizes: Mapping[str, int],
+        weights: Mapping[str, float] | Mapping[int, Mapping[str, float]] | None = None,
+        repeats: Mapping[str, int] | None = None,
+        stop: str | None = None,
+        samples: int | None = None,
+    ) -> Shares:
+        """Returns the shares by the arguments of :class:`feeder.Mixture`.
+
+        Raises:
+            ArgumentError: naming the argument, and the source.
+        """
+        names = tuple(sorted(sizes))
+        if not names:
+            raise ArgumentError("a Mixture needs one or more sources: {name: dataset}")
+        if empty := [name for name in names if not sizes[name]]:
+            raise ArgumentError(f"source {empty[0]!r} has no samples: leave it out of the Mixture")
+        if [stop, samples, repeats].count(None) < 2 or (weights is not None and repeats is not None):
+            raise ArgumentError("give a Mixture one of stop=, samples= and repeats=, and repeats= in place of weights=")
+
+        n = np.array([sizes[name] for name in names], np.int64)
+        schedule = {0: n / n.sum()} if weights is None else _schedule(names, weights)
+        first = schedule.pop(0)
+        if repeats is not None:
+            times = _numbers(names, dict.fromkeys(names, 1) | dict(repeats), "repeats")
+            if (times != np.floor(times)).any():
+                raise ArgumentError(f"repeats must be whole numbers of passes, got {dict(repeats)!r}")
+            counts = _whole(n * times)
+            return cls(names, n, counts / counts.sum(), "repeats", times.astype(np.int64))
+        if samples is not None:
+            if type(samples) is not int or samples < 1:
+                raise ArgumentError(f"samples must be an integer of 1 or more, got {samples!r}")
+            return cls(names, n, first, samples, n[:0], schedule)
+
+        stop = _STOPS[0] if stop is None else stop
+        if stop not in _STOPS:
+            raise ArgumentError(f"stop must be one of {', '.join(map(repr, _STOPS))}, got {stop!r}")
+        return cls(names, n, first, stop, n[:0], schedule)
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and self.takes in (_STOPS[0], _STOPS[2], "repeats"):
+            has = self.sizes * (self.passes if len(self.passes) else 1)
+            least = int(np.argmin(has))
+            if has[least] < self.batch:
+                raise ArgumentError(
+                    f"an epoch has {has[least]} samples of source {self.names[least]!r}, and a batch of all ranks "
+                    f"takes {self.batch} of one source: give smaller batches, stop='all_exhausted', or samples="
+                )
+        if self.batch is not None and isinstance(self.takes, int) and self.takes < self.batch:
+            raise ArgumentError(f"samples={self.takes} is less than a batch of all ranks, {self.batch}: give more")
+        if self.samples(0) > _MOST or self.sizes.sum() > _MOST:
+            raise ArgumentError(f"an epoch of a Mixture must have at most 2**50 samples, got {self.samples(0):,}")
+
+    @property
+    def unit(self) -> int:
+        """Samples of a unit."""
+        return self.batch or 1
+
+    @property
+    def is_run(self) -> bool:
+        """True if sources go on in the next epoch where they stood: all epochs are one turn."""
+        return isinstance(self.takes, int)
+
+    def samples(self, epoch: int) -> int:
+        """Returns the samples of an epoch."""
+        return (self.takes // self.unit if isinstance(self.takes, int) else self._turn(epoch).end) * self.unit
+
+    def place(self, epoch: int, position: int = 0) -> int:
+        """Returns the run's samples before a position of an epoch."""
+        return (epoch * self.samples(0) if self.is_run else self._turn(epoch).start * self.unit) + position
+
+    def turn(self, epoch: int) -> tuple[Turn, int]:
+        """Returns the turn that an epoch belongs to, and the epoch's first position there.
+
+        Raises:
+            ArgumentError: for an epoch past the end of the run.
+        """
+        if not isinstance(self.takes, int):
+            return self._turn(epoch), 0
+        first = epoch * (self.takes // self.unit)
+        if (first + self.takes) * self.unit > _MOST:
+            raise ArgumentError(f"epoch {epoch} of {self.takes:,} samples is past the 2**50 of a Mixture's run")
+        return self._turn(0), first
+
+    def changed(self, weights: Mapping[str, float], at_sample: int) -> Shares:
+        """Returns the shares with other weights from a sample of the run on.
+
+        Raises:
+            ArgumentError: for weights that are none, or where passes are exact.
+        """
+        if self.takes == "repeats":
+            raise ArgumentError("repeats= gives exact passes, and weights would change them: make a Mixture by weights")
+        if type(at_sample) is not int or at_sample < 0:
+            raise ArgumentError(f"at_sample must be a number of samples of the run, 0 or more, got {at_sample!r}")
+        return self.with_changes({**self.changes, at_sample: _numbers(self.names, weights, "weights")})
+
+    def with_changes(self, changes: Mapping[int, Floats]) -> Shares:
+        """Returns the shares with these changes alone beside the schedule."""
+        return dataclasses.replace(self, changes=dict(sorted(changes.items())))
+
+    def in_batches(self, batch: int) -> Shares:
+        """Returns the shares with global batches of one source, of this many samples."""
+        return self if batch == self.batch else dataclasses.replace(self, batch=batch)
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what states and ranks have in common, as JSON takes it."""
+        numbers = map(list, zip(self.sizes.tolist(), self.weights.tolist(), strict=True))
+        found: dict[str, Any] = {"takes": self.takes, "sources": dict(zip(self.names, numbers, strict=True))}
+        found |= {"schedule": self._listed(self.schedule)} if self.schedule else {}
+        found |= {"passes": self.passes.tolist()} if len(self.passes) else {}
+        return found | ({"batch": self.batch} if self.batch else {})
+
+    def state(self) -> list[Any]:
+        """Returns the changes that were set later, as JSON takes them: [sample of the run, {name: share}] each."""
+        return self._listed(self.changes)
+
+    def of_state(self, state: Any) -> Shares:
+        """Returns the shares with the changes that :meth:`state` gave.
+
+        Raises:
+            ArgumentError: for anything else.
+        """
+        try:
+            return self.with_changes({int(at): _numbers(self.names, given, "weights") for at, given in state or ()})
+        except (ArgumentError, TypeError, ValueError) as error:
+            raise ArgumentError(f"this state is damaged: its weights are {state!r:.100}") from error
+
+    def _listed(self, changes: Mapping[int, Floats]) -> list[Any]:
+        return [[at, dict(zip(self.names, each.tolist(), strict=True))] for at, each in changes.items()]
+
+    @functools.cached_property
+    def _steps(self) -> list[tuple[int, Floats]]:
+        """The weights from units of the run on, but for the first."""
+        merged = {**self.schedule, **self.changes}
+        steps = {-(-at // self.unit): merged[at] for at in sorted(merged)}
+        return [*steps.items()]
+
+    @functools.cached_property
+    def _sizes(self) -> Int64s:
+        """Units of each source: all that can be without another pass, or as many as have all samples."""
+        return -(-self.sizes // self.unit) if self.takes == _STOPS[1] else self.sizes // self.unit
+
+    @functools.cached_property
+    def _eras(self) -> list[_Era]:
+        """The epochs up to each change, and those with changes in them."""
+        found: list[_Era] = []
+        epoch, start, none = 0, 0, np.zeros_like(self.sizes)
+        passes, had, left = none, none, [*self._steps]
+        weights = self.weights
+        while True:
+            while left and left[0][0] <= start:
+                weights = left.pop(0)[1]
+            plain = _Era(epoch, start, passes, had, weights, None)
+            counts = self._planned(epoch, 0, none, weights)[0].astype(np.int64)
+            if not left or (left[0][0] - start) // int(counts.sum()) >= _EPOCHS - epoch:
+                return [*found, plain]
+
+            whole, inside = divmod(left[0][0] - start, int(counts.sum()))
+            if whole:
+                found.append(plain)
+                epoch, start = epoch + whole, start + whole * int(counts.sum())
+                passes, had = passes - whole * (-(counts * self.unit) // self.sizes), had + whole * counts
+            if inside:
+                turn = self._new_turn(epoch, start, passes, had)
+                found.append(_Era(epoch, start, passes, had, weights, turn))
+                epoch, start = epoch + 1, start + turn.end
+                passes, had = passes - (-(turn.counts * self.unit) // self.sizes), had + turn.counts
+
+    def _turn(self, epoch: int) -> Turn:
+        return self._turns.get(epoch, lambda: self._made_turn(epoch))
+
+    def _made_turn(self, epoch: int) -> Turn:
+        none = np.zeros_like(self.sizes)
+        if self.is_run:
+            return self._new_turn(0, 0, none, none)
+        era = self._eras[bisect.bisect_right(self._eras, epoch, key=lambda each: each.epoch) - 1]
+        if era.turn is not None:
+            return era.turn
+        counts = self._planned(epoch, 0, none, era.weights)[0].astype(np.int64)
+        rounds = epoch - era.epoch
+        passes = era.passes - rounds * (-(counts * self.unit) // self.sizes)
+        start, had = era.start + rounds * int(counts.sum()), era.had + rounds * counts
+        return self._new_turn(epoch, start, passes, had)
+
+    def _new_turn(self, epoch: int, start: int, passes: Int64s, before: Int64s) -> Turn:
+        stretches: list[Stretch] = []
+        position, had = 0, np.zeros_like(before)
+        period = self.takes // self.unit if isinstance(self.takes, int) else _MOST
+        steps = [(at - start, each) for at, each in self._steps if at > start]
+        weights = [self.weights, *(each for at, each in self._steps if at <= start)][-1]
+        while True:
+            counts, times, length = self._planned(epoch, position, had, weights)
+            stretches.append(Stretch(epoch, position, had, counts, times, length, period))
+            if not steps or steps[0][0] >= position + length:
+                had = had if self.is_run else had + counts
+                return Turn(start, passes, before, stretches, position + length, had)
+            (end, weights), steps = steps[0], steps[1:]
+            had = stretches[-1].before(end)
+            position = end
+
+    def _planned(
+        self, epoch: int, position: int, had: Int64s, weights: Floats
+    ) -> tuple[npt.NDArray[Any], Floats | None, int]:
+        """Returns what :class:`Stretch` takes of an epoch's rest, as if its weights stayed: counts, pace and length."""
+        if self.is_run:
+            return weights, None, _MOST - position
+        if self.takes == "repeats":
+            counts = self.sizes * self.passes // self.unit
+            return counts, None, int(counts.sum())
+
+        left, is_on = np.maximum(self._sizes - had, 0), weights > 0
+        if self.takes == _STOPS[2]:
+            counts = left * is_on
+            return counts, weights, int(counts.sum())
+        is_first = self.takes == _STOPS[0]
+        times = np.where(is_on, left / np.where(is_on, weights, 1.0), np.inf if is_first else -1.0)
+        last = int(np.argmin(times) if is_first else np.argmax(times))  # the source that ends the epoch
+        counts = _whole(left[last] * (weights / weights[last]))
+        if is_first and left[last]:
+            counts = np.clip(counts, 0 if position else np.minimum(left, is_on), left)
+        elif not is_first:
+            counts = np.maximum(counts, left * is_on)
+        return counts, None, int(counts.sum())
+
+
+def name_seed(seed: int, name: str) -> int:
+    """Returns a seed for what has a name, 0 to 2**64-1."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
+
+
+def _whole(counts: npt.NDArray[np.float64]) -> Int64s:
+    """Returns counts of samples, rounded.
+
+    Raises:
+        ArgumentError: for an epoch of too many.
+    """
+    if not counts.sum() <= _MOST:
+        raise ArgumentError(
+            f"an epoch of a Mixture must have at most 2**50 samples, got about {counts.sum():.3g}: give weights that "
+            "differ less, or samples="
+        )
+    return np.floor(counts + 0.5).astype(np.int64)
+
+
+def _first(total: int, weights: npt.NDArray[Any], most: npt.NDArray[Any], phases: Floats) -> Int64s:
+    """Returns the samples of each source among the first of an epoch; see Note [Mixtures].
+
+    Args:
+        total: Number of samples.
+        weights: [S], 0 or more.
+        most: [S], the samples that there are of each source.
+        phases: float64 [S], those of the nodes, by their second side's first source.
+
+    Returns:
+        int64 [S].
+    """
+    by_weight = np.argsort(-weights, kind="stable")
+    ends, limits = (np.append(0.0, np.cumsum(each[by_weight])) for each in (weights, most))
+    found = np.empty(len(weights), np.int64)
+    starts, stops, totals = np.array([0]), np.array([len(weights)]), np.array([total])
+
+    while len(starts):
+        is_leaf = stops - starts == 1
+        found[by_weight[starts[is_leaf]]] = totals[is_leaf]
+        starts, stops, totals = (each[~is_leaf] for each in (starts, stops, totals))
+
+        half = (ends[starts] + ends[stops]) / 2
+        after = np.clip(np.searchsorted(ends, half), starts + 1, stops - 1)
+        before = np.maximum(after - 1, starts + 1)
+        middle = np.where(half - ends[before] <= ends[after] - half, before, after)
+
+        one, other = ends[middle] - ends[starts], ends[stops] - ends[middle]
+        lighter = np.floor(totals * (np.minimum(one, other) / np.maximum(one + other, _TINY)) + phases[middle])
+        ones = np.where(one <= other, lighter, totals - lighter)
+        ones = np.clip(ones, totals - (limits[stops] - limits[middle]), limits[middle] - limits[starts]).astype(
+            np.int64
+        )
+        totals = np.concatenate([ones, totals - ones])
+        starts, stops = np.concatenate([starts, middle]), np.concatenate([middle, stops])
+    return found
+
+
+def _numbers(names: Sequence[str], given: Mapping[str, float], what: str) -> Floats:
+    """Returns a number for each source; weights add up to 1."""
+    if not isinstance(given, Mapping) or set(given) != set(names):
+        known = set(given) if isinstance(given, Mapping) else set()
+        wrong = sorted(known.symmetric_difference(names), key=str)
+        raise ArgumentError(f"{what} must have a number for each source of the Mixture, by name; check {wrong[0]!r}")
+    try:
+        found = np.array([float(given[name]) for name in names])
+    except (TypeError, ValueError):
+        found = np.full(len(names), math.nan)
+    if what == "repeats" and not (np.isfinite(found) & (found > 0)).all():
+        raise ArgumentError(f"repeats must be finite numbers above 0, got {dict(given)!r:.120}")
+    if not (np.isfinite(found) & (found >= 0)).all() or not found.any():
+        raise ArgumentError(f"{what} must be finite numbers of 0 or more, not all 0, got {dict(given)!r:.120}")
+    return found if what == "repeats" else found / math.fsum(found)  # the same on every machine
+
+
+def _schedule(names: Sequence[str], given: Any) -> dict[int, Floats]:
+    """Returns weights by the samples of the run that they begin at; plain ones begin at 0."""
+    if not isinstance(given, Mapping) or not given or any(type(at) is not int for at in given):
+        given = {0: given}
+    if min(given) != 0:
+        raise ArgumentError(f"a schedule of weights begins at sample 0 of the run, got {sorted(given)!r:.60}")
+    return {at: _numbers(names, given[at], "weights") for at in sorted(given)}
