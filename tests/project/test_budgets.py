@@ -20,7 +20,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 175,
-    "dataset": 2_795,
+    "dataset": 2_796,
     "decoders": 3_715,
     "fields": 360,
     "loader": 8_830,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 5_480,
     "transforms": 2_435,
 }
-TOKENS = 472_110
+TOKENS = 472_225
 OWN_PARAMETERS = 15
 DENSE = 17
 
