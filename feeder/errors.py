@@ -22,6 +22,7 @@ Every message gives what was expected, what was found, where, and what to do nex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from feeder.system.text import printable
@@ -72,13 +73,18 @@ class ChoiceError(SourceError):
     """The input may be read in several ways; the message has a line with a command for each.
 
     Args:
-        lines: The lines of the message.
+        question: The first line of the message.
+        ways: The options of each command, and the output folder that it gives; "" to give none.
+        command: The command.
     """
 
-    _lines = True
+    def __init__(self, question: str, ways: Sequence[tuple[str, str]], command: str = "feeder shard") -> None:
+        super().__init__(question, ways, command)
 
-    def __init__(self, *lines: str) -> None:
-        super().__init__("\n".join(map(printable, lines)))
+    def __str__(self) -> str:
+        question, ways, command = self.args
+        commands = [f"  {command} {options}{out and f' --out {out}'}" for options, out in ways]
+        return "\n".join(map(printable, (question, *commands)))
 
 
 class ShardError(FeederError):

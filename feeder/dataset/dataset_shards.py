@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from feeder.dataset.base import FeederDataset
@@ -56,7 +58,8 @@ def write_shards(
 
     Datasets that :func:`feeder.from_torch` takes give their files, undecoded and without transforms: class folders,
     COCO's and Pascal VOC's with boxes or masks as from ``feeder shard``, CIFAR's pixels, rows of Hugging Face with
-    further images as members such as ``mask.png`` and the other columns as ``json``; subsets and concatenations too.
+    further images as members such as ``mask.png`` and the other columns as ``json``; subsets and concatenations too. A
+    file that comes again is named ``a.jpg#2``.
     Any other dataset gives the samples that it returns.
 
     They are read once and spooled to disk, in the output folder, before they are shuffled. An interrupted run can't
@@ -133,10 +136,14 @@ def open_dataset(samples: Any, work: str, image_field: str | None, classes: Sequ
         return open_samples(samples, spool, image_field, classes)
 
     chosen = _chosen(samples, range(len(samples)))
+    repeats = {id(leaf): np.zeros(len(leaf), np.int64) for leaf in leaves}
     if any(hasattr(each, "coco") or hasattr(each, "parse_voc_xml") or hasattr(each, "masks") for each in leaves):
         if len(leaves) > 1:
             raise ArgumentError("several datasets with boxes or masks: write one, and add the others by feeder append")
-        return _open_annotated(leaves[0], [i for _, i in chosen], work)
+        ids = [i for _, i in chosen]
+        if len({*ids}) < len(ids):
+            raise ArgumentError("a sample with boxes or masks comes twice: write each once, and repeat it by a sampler")
+        return _open_annotated(leaves[0], ids, work)
 
     names = [_names(leaf, reader) for leaf, reader in zip(leaves, readers, strict=True)]
     if any(each != names[0] for each in names):
@@ -145,7 +152,7 @@ def open_dataset(samples: Any, work: str, image_field: str | None, classes: Sequ
         id(leaf): (reader, _rows(leaf, reader), f"{number}/" if len(leaves) > 1 else "")
         for number, (leaf, reader) in enumerate(zip(leaves, readers, strict=True))
     }
-    fields = (_fields(i, *by_leaf[id(leaf)]) for leaf, i in chosen)
+    fields = (_fields(i, *by_leaf[id(leaf)], repeats[id(leaf)]) for leaf, i in chosen)
     return open_samples(fields, spool, None, names[0] if classes is None else classes)
 
 
@@ -164,12 +171,12 @@ def _chosen(dataset: Any, ids: Iterable[int]) -> Iterator[tuple[Any, int]]:
         yield from _chosen(dataset.dataset, (dataset.indices[i] for i in ids))
     elif isinstance(dataset, ConcatDataset):
         starts = [0, *dataset.cumulative_sizes]
-        for i in ids:
+        for i in (range(len(dataset))[i] for i in ids):
             number = bisect.bisect_right(starts, i) - 1
             yield from _chosen(dataset.datasets[number], [i - starts[number]])
     else:
         (leaf,) = _leaves(dataset)
-        yield from ((leaf, int(i)) for i in ids)
+        yield from ((leaf, range(len(leaf))[i]) for i in ids)
 
 
 def _open_annotated(dataset: Any, ids: Sequence[int], work: str) -> Source:
@@ -230,10 +237,13 @@ def _rows(dataset: Any, reader: ForeignReader) -> _Rows | None:
     return _Rows(rest, _label_column(dataset, reader), images)
 
 
-def _fields(i: int, reader: ForeignReader, rows: _Rows | None, prefix: str) -> dict[str, Any]:
-    """Returns a sample as :func:`open_samples` takes it."""
+def _fields(
+    i: int, reader: ForeignReader, rows: _Rows | None, prefix: str, repeats: npt.NDArray[np.int64]
+) -> dict[str, Any]:
+    """Returns a sample as :func:`open_samples` takes it, and counts it in ``repeats``, of which its name follows."""
     data = reader.encoded(i)
-    key = prefix + reader.path(i)
+    repeats[i] += 1
+    key = prefix + reader.path(i) + (f"#{repeats[i]}" if repeats[i] > 1 else "")
     if is_raw(data):
         found: dict[str, Any] = {"__key__": key, "png": raw_pixels(data)}
     else:

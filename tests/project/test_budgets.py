@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 175,
-    "dataset": 2_820,
+    "dataset": 2_825,
     "decoders": 3_610,
     "fields": 360,
     "loader": 8_335,
     "order": 1_395,
     "service": 1_580,
-    "shard": 8_505,
+    "shard": 8_580,
     "system": 690,
     "tools": 4_780,
     "transforms": 2_435,
 }
-TOKENS = 457_200
+TOKENS = 458_600
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -373,7 +373,7 @@ def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> N
         append(str(tmp_path / "none"), str(tmp_path / "images"), ShardOptions())
     assert not (tmp_path / "none").exists()
     with pytest.raises(ShardError, match="lies inside the source"):
-        append(str(folder), str(tmp_path), ShardOptions())
+        append(str(folder), str(tmp_path), ShardOptions(class_folders=True))
     (tmp_path / "rows.csv").write_text(f"path,label\n{tmp_path}/images/b/0.jpg,7\n")
     with pytest.raises(SourceError, match="samples of a manifest and others do not go into one set"):
         append(str(folder), str(tmp_path / "rows.csv"), ShardOptions(columns=ManifestColumns(label="label")))

@@ -166,6 +166,35 @@ def kaggle(root: Path) -> None:
     put(root / "train.csv", "nr,image_id,label\n" + "".join(f"{k},{name},{k}\n" for k, name in enumerate("abc")))
 
 
+def images_and_lists(root: Path) -> None:
+    for name in ("cat", "dog"):
+        photos(root / "images" / name)
+    put(root / "meta/train.txt", "a\nb\n")
+    put(root / "attributes/certainty.txt", "1 guessing\n")
+
+
+def ilsvrc_of_one_split(root: Path) -> None:
+    for name in ("n01440764", "n01443537"):
+        photos(root / "ILSVRC/Data/CLS-LOC/train" / name)
+        put(root / f"ILSVRC/Annotations/CLS-LOC/train/{name}/a.xml", XML)
+    put(root / "ILSVRC/ImageSets/CLS-LOC/train_cls.txt", "n01440764/a 1\n")
+    put(root / "LOC_synset_mapping.txt", "n01440764 tench\n")
+
+
+def coco_below(root: Path) -> None:
+    photos(root / "train")
+    photos(root / "images")
+    coco(root / "annotations/instances.json", [f"train/{name}.jpg" for name in "abc"])
+
+
+def darknet(root: Path) -> None:
+    photos(root / "obj")
+    put(root / "obj/a.txt", "")
+    put(root / "obj/b.txt", "1 0.5 0.5 0.25 0.5\n")
+    put(root / "obj.names", "cat\ndog\n")
+    put(root / "obj.data", "classes = 2\n")
+
+
 CLEAR: dict[str, tuple[Make, str, int, str]] = {
     "COCO in one": (coco_in_one, "{root}/images --annotations {root}/annotations.json", 3, "boxes.json"),
     "COCO by version": (coco_by_version, "{root}/images --annotations {root}/annotations.json", 3, "boxes.json"),
@@ -186,6 +215,10 @@ CLEAR: dict[str, tuple[Make, str, int, str]] = {
     "metadata.jsonl": (metadata_lines, "{root}/metadata.jsonl", 3, "json"),
     "Parquet": (tables_of_one_split, "'{root}/data/train-*.parquet'", 6, "json"),
     "Kaggle": (kaggle, "{root}/train.csv", 3, "json"),
+    "images and lists": (images_and_lists, "{root}/images", 6, ""),
+    "ILSVRC": (ilsvrc_of_one_split, "{root}/ILSVRC/Data/CLS-LOC/train", 6, ""),
+    "COCO below": (coco_below, "{root} --annotations {root}/annotations/instances.json", 3, "boxes.json"),
+    "darknet": (darknet, "{root}/obj --annotations {root}/obj", 3, "boxes.json"),
 }
 
 
@@ -300,6 +333,60 @@ def masks_elsewhere(root: Path) -> None:
     masks(root / "masks", ("x.png", "y.png"))
 
 
+def masks_by_another_name(root: Path) -> None:
+    photos(root / "img")
+    masks(root / "truth", [f"{name}_t.png" for name in "abc"])
+
+
+def masks_of_mmsegmentation(root: Path) -> None:
+    for split in ("train", "val"):
+        photos(root / f"img_dir/{split}")
+        masks(root / f"ann_dir/{split}")
+
+
+def two_kinds_of_masks(root: Path) -> None:
+    photos(root / "images")
+    masks(root / "masks", [f"{name}_{kind}.png" for name in "abc" for kind in ("color", "labels")])
+
+
+def two_folders_of_images(root: Path) -> None:
+    photos(root / "image")
+    photos(root / "images", ("d.jpg",))
+    masks(root / "label")
+
+
+def cityscapes(root: Path) -> None:
+    for split, city in (("train", "aachen"), ("val", "lindau")):
+        photos(root / f"leftImg8bit/{split}/{city}", [f"{city}_{k}_leftImg8bit.png" for k in range(3)])
+        masks(
+            root / f"gtFine/{split}/{city}",
+            [f"{city}_{k}_gtFine_{kind}.png" for k in range(3) for kind in ("color", "instanceIds", "labelIds")],
+        )
+        put(root / f"gtFine/{split}/{city}/{city}_0_gtFine_polygons.json", "{}")
+
+
+def voc_devkit(root: Path) -> None:
+    voc(root / "VOCdevkit/VOC2007")
+    two_kinds(root / "VOCdevkit/VOC2012")
+    put(root / "VOCdevkit/VOC2012/ImageSets/Main/train.txt", "a\nb\n")
+    put(root / "VOCdevkit/VOC2012/ImageSets/Main/cat_train.txt", "a -1\nb 1\n")
+    for split in ("train", "val"):
+        put(root / f"VOCdevkit/VOC2012/ImageSets/Segmentation/{split}.txt", "c\n")
+
+
+def ilsvrc(root: Path) -> None:
+    ilsvrc_of_one_split(root)
+    photos(root / "ILSVRC/Data/CLS-LOC/val", ("ILSVRC2012_val_00000001.jpg",))
+    put(root / "LOC_val_solution.csv", "ImageId,PredictionString\nILSVRC2012_val_00000001,n01440764 1 2 3 4\n")
+
+
+def coco_without_its_files(root: Path) -> None:
+    photos(root / "images", ("x.jpg",))
+    coco(root / "annotations.json")
+
+
+_VOC = "{{root}}/VOCdevkit/VOC{0}/JPEGImages --annotations {{root}}/VOCdevkit/VOC{0}/Annotations"
+_VOC_MASKS = "--pair images={root}/VOCdevkit/VOC2012/JPEGImages masks={root}/VOCdevkit/VOC2012/SegmentationClass"
 AMBIGUOUS: dict[str, tuple[Make, list[str]]] = {
     "COCO": (
         coco_splits,
@@ -336,6 +423,50 @@ AMBIGUOUS: dict[str, tuple[Make, list[str]]] = {
     "tars": (tar_splits, ["'{root}/train-*.tar'", "{root}/val-0.tar"]),
     "Kaggle": (kaggle_with_test, ["{root}/train.csv", "{root}/sample_submission.csv"]),
     "classes and a table": (classes_and_a_table, ["{root}/list.csv", "{root} --class-folders"]),
+    "masks by another name": (
+        masks_by_another_name,
+        ["{root}/img", "--pair 'images={root}/img/*.jpg' 'masks={root}/truth/*_t.png'"],
+    ),
+    "masks of MMSegmentation": (
+        masks_of_mmsegmentation,
+        [f"--pair images={{root}}/img_dir/{s} masks={{root}}/ann_dir/{s}" for s in ("train", "val")],
+    ),
+    "two kinds of masks": (
+        two_kinds_of_masks,
+        [f"--pair 'images={{root}}/images/*.jpg' 'masks={{root}}/masks/*_{s}.png'" for s in ("color", "labels")],
+    ),
+    "two folders of images": (
+        two_folders_of_images,
+        [
+            "{root}/image",
+            "{root}/images",
+            "--pair images={root}/image masks={root}/label",
+            "--pair images={root}/images masks={root}/label",
+        ],
+    ),
+    "Cityscapes": (
+        cityscapes,
+        [
+            f"--pair 'images={{root}}/leftImg8bit/{s}/*_leftImg8bit.png' "
+            f"'masks={{root}}/gtFine/{s}/*_gtFine_labelIds.png'"
+            for s in ("train", "val")
+        ],
+    ),
+    "VOCdevkit": (
+        voc_devkit,
+        [
+            f"{_VOC.format(2012)} --names {{root}}/VOCdevkit/VOC2012/ImageSets/Main/train.txt",
+            f"{_VOC_MASKS} --names {{root}}/VOCdevkit/VOC2012/ImageSets/Segmentation/train.txt",
+            _VOC.format(2007),
+            _VOC.format(2012),
+            f"{_VOC_MASKS} --names {{root}}/VOCdevkit/VOC2012/ImageSets/Segmentation/val.txt",
+        ],
+    ),
+    "ILSVRC": (ilsvrc, [f"{{root}}/ILSVRC/Data/CLS-LOC/{s}" for s in ("train", "val")]),
+    "COCO without its files": (
+        coco_without_its_files,
+        ["{root}/images", "{root}/images --annotations {root}/annotations.json"],
+    ),
     "masks elsewhere": (masks_elsewhere, ["{root}/images", "--pair images={root}/images masks={root}/masks"]),
 }
 
@@ -353,19 +484,55 @@ def test_another_layout_ends_with_the_commands_to_choose_from(
     assert first.startswith(f"feeder: {root}: may be read in several ways (")
     assert sorted(tmp_path.rglob("*")) == before
 
-    commands = [line.partition(" #")[0].strip() for line in lines if "# if its folders are classes" not in line]
+    commands = [line.strip() for line in lines if not line.endswith(f"feeder shard {root} --class-folders")]
     assert [command.partition(" --out ")[0] for command in commands] == [
         f"feeder shard {each.format(root=root)}" for each in options
     ]
-    expected_bad = layout == "masks elsewhere"
+    expected_bad = layout in ("masks elsewhere", "two folders of images", "COCO without its files")
     outs = []
     for command in commands:
         program, *arguments = shlex.split(command)
         assert program == "feeder"
         outs.append(Path(arguments[-1]))
-        assert main(arguments) in ((0, 1) if expected_bad else (0,))
+        assert main(arguments) in ((0, 1, 3) if expected_bad else (0,))
     assert len(set(outs)) == len(outs)
     assert [out.parent for out in outs] == [tmp_path] * len(outs)  # not in the source, which would find it again
+
+
+def test_the_choice_for_an_append_is_of_commands_that_append(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos(tmp_path / "first/cat")
+    out = tmp_path / "the set"
+    assert main(["shard", str(tmp_path / "first"), "--out", str(out)]) == 0
+    class_splits(tmp_path / "more")
+    photos(tmp_path / "table/x")
+    photos(tmp_path / "table/y")
+    put(tmp_path / "table/list.csv", "image\na.jpg\nb.jpg\n")
+
+    for source in (tmp_path / "table/list.csv", tmp_path / "more"):
+        capsys.readouterr()
+        assert main(["append", str(out), str(source)]) == 1
+        _, *commands = capsys.readouterr().err.splitlines()
+        assert len(commands) >= 2
+        for command in commands:
+            program, verb, place, *_ = shlex.split(command, comments=False)
+            assert (program, verb, place) == ("feeder", "append", str(out))
+            assert "--out" not in command
+            assert "#" not in command
+    program, *arguments = shlex.split(commands[0])
+    assert main(arguments) == 0
+
+
+def test_a_dry_run_says_how_a_folder_would_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    yolo(tmp_path / "set")
+    assert main(["shard", str(tmp_path / "set"), "--dry-run"]) == 0
+    dry = capsys.readouterr()
+    assert f": images and YOLO's boxes, as by: feeder shard {tmp_path}/set/images" in dry.err
+    assert main(["shard", str(tmp_path / "set")]) == 0
+    assert capsys.readouterr().err.startswith(dry.err)
+    assert main(["shard", str(tmp_path / "set"), "--dry-run", "--quiet", "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_folders_of_any_name_may_be_classes(tmp_path: Path) -> None:
@@ -468,6 +635,23 @@ def test_the_names_of_yolos_classes_come_from_data_yaml(
     else:
         assert code == 0
         assert feeder.ShardDataset(tmp_path / "set-shards").classes == names
+
+
+@pytest.mark.parametrize("place", ["obj.names", "coco.names", "obj/_darknet.labels", "obj/classes.txt"])
+def test_the_names_of_yolos_classes_come_from_a_list(place: str, tmp_path: Path) -> None:
+    darknet(tmp_path / "set")
+    (tmp_path / "set/obj.names").rename(tmp_path / "set" / place)
+    assert main(["shard", str(tmp_path / "set")]) == 0
+    assert feeder.ShardDataset(tmp_path / "set-shards").classes == ["cat", "dog"]
+    assert bad(tmp_path / "set-shards") == {}
+
+
+def test_text_beside_images_that_has_no_boxes_is_their_caption(tmp_path: Path) -> None:
+    photos(tmp_path / "set")
+    for name in "abc":
+        put(tmp_path / f"set/{name}.txt", "3 cats on 1 mat\n")
+    assert main(["shard", str(tmp_path / "set")]) == 0
+    assert {member(tmp_path / "set-shards", f"{name}.jpg", "txt") for name in "abc"} == {b"3 cats on 1 mat\n"}
 
 
 def test_classes_of_hugging_face_have_their_names(tmp_path: Path) -> None:

@@ -679,6 +679,21 @@ def shards_of_folders_and_arrays(folder: Path) -> None:
     assert list(contents(folder / "half")) == sorted(paths)
     feeder.write_shards(feeder.from_torch(theirs), folder / "ours", encode="keep")
     assert contents(folder / "ours") == contents(folder / "whole")
+    names = [Path(name).relative_to(folder / "a").as_posix() for name, _ in theirs.samples]
+    chosen: list[tuple[Any, list[str]]] = [  # as torch's: nothing is lost, and -1 is the last one
+        (Subset(theirs, [-1, 0, 0]), [names[-1], names[0], f"{names[0]}#2"]),
+        (ConcatDataset([theirs, theirs]), [*names, *(f"{name}#2" for name in names)]),
+        (Subset(half, [-1, np.int64(-3)]), [paths[2], paths[0]]),
+    ]
+    for number, (subset, expected) in enumerate(chosen):
+        feeder.write_shards(subset, folder / f"chosen{number}", encode="keep")
+        found = contents(folder / f"chosen{number}")
+        assert sorted(found) == sorted(expected)
+        assert sorted(label for _, label in found.values()) == sorted(subset[i][1] for i in range(len(subset)))
+    assert found[paths[2]] == contents(folder / "half")[paths[2]]
+    with pytest.raises(IndexError):
+        feeder.write_shards(Subset(theirs, [-len(theirs) - 1]), folder / "none")
+
     renamed = ImageFolder(str(tree(folder / "c", classes=("cow", "dog"))))
     with pytest.raises(feeder.ArgumentError, match="name their classes in different ways"):
         feeder.write_shards(ConcatDataset([theirs, renamed]), folder / "both")
@@ -717,6 +732,8 @@ def shards_of_boxes_and_masks(folder: Path) -> None:
         "2.jpg": ([[1, 2, 4, 6]], 7),
         "0.jpg": ([[1, 2, 4, 6]], 9),
     }
+    with pytest.raises(feeder.ArgumentError, match="comes twice"):
+        feeder.write_shards(Subset(theirs, [0, -3]), folder / "twice")
     with pytest.raises(feeder.ArgumentError, match="add the others by feeder append"):
         feeder.write_shards(ConcatDataset([theirs, CocoDetection(theirs.root, str(folder / "instances.json"))]), "x")
 

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import glob
 import itertools
+import json
 import os
 import re
 import shlex
@@ -22,20 +23,28 @@ from feeder.shard.source.table_file import MANIFEST_SUFFIXES
 from feeder.shard.source.table_rows import table_rows
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.source.tars import is_tar
-from feeder.shard.source.yolo import CLASS_FILES
+from feeder.shard.source.yolo import has_boxes
 from feeder.shard.store.url import is_remote
 from feeder.system.files import open_regular, scan_folder
 
 __all__ = ["FolderLayout", "recognized"]
 
-_IMAGES = ("images", "image", "imgs", "img", "jpegimages")
-_PASSED_OVER = (*_IMAGES, "annotations", "data", "json")  # in the names of sets
-_PARTNERS = re.compile(r"(annotation|label|mask|trimap|xml|segmentation(class|object)?)s?", re.IGNORECASE)
+_IMAGES = re.compile(r"((jpeg)?image|img)s?(_?dir|tr|ts)?|leftimg8bit", re.IGNORECASE)
+_PARTNERS = re.compile(
+    r"(ann|annotation|gt|ground_?truth|label|mask|trimap|xml|segmentation(class|object)?)s?(_?dir|tr|ts)?",
+    re.IGNORECASE,
+)
+_PASSED_OVER = re.compile(rf"{_IMAGES.pattern}|annotations|data|imagesets|json|main|segmentation", re.IGNORECASE)
+_NAME_LISTS = ("train.txt", "trainval.txt", "val.txt", "test.txt")  # of Pascal VOC
+_FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _VALUE = r'(?:"[^"]*"|[-+.\w]+|\{[^{}]*\}|\[[^\[\]]*\])'  # a flat one
 _COCO = re.compile(
     rf'\s*\{{\s*(?:"[^"]*"\s*:\s*{_VALUE}\s*,\s*)*"(info|licenses|images|annotations|categories|type)"'.encode()
 )
 _NOT_COCO = ("image_info", "panoptic", "stuff_image_info")
+_SNIFFED_BYTES = 64 << 10
+_SNIFFED_FOLDERS = 100
+_SNIFFED_NAMES = 5
 _SNIFFED_ROWS = 100
 
 
@@ -47,6 +56,7 @@ class FolderLayout(NamedTuple):
         path: The source.
         annotations: COCO's JSON, or a folder of annotations.
         masks: The masks of the images ``path``.
+        names: File with the names of the samples to take.
         are_classes: True to take its folders as classes, whatever their names.
     """
 
@@ -54,14 +64,15 @@ class FolderLayout(NamedTuple):
     path: str
     annotations: str | None = None
     masks: str | None = None
+    names: str | None = None
     are_classes: bool = False
 
     def command(self) -> str:
         """Returns the options of ``feeder shard`` that name it."""
-        if self.masks is not None:
-            return f"--pair {shlex.quote(f'images={self.path}')} {shlex.quote(f'masks={self.masks}')}"
-        beside = "" if self.annotations is None else f" --annotations {shlex.quote(self.annotations)}"
-        return shlex.quote(self.path) + beside + " --class-folders" * self.are_classes
+        places = [self.path] if self.masks is None else ["--pair", f"images={self.path}", f"masks={self.masks}"]
+        for option, place in (("--annotations", self.annotations), ("--names", self.names)):
+            places += [] if place is None else [option, place]
+        return shlex.join(places) + " --class-folders" * self.are_classes
 
 
 def recognized(path: str, targets: TargetSources) -> tuple[str, TargetSources, str | None]:
@@ -82,27 +93,38 @@ def recognized(path: str, targets: TargetSources) -> tuple[str, TargetSources, s
     if not found:
         return path, targets, None
     if len(found) > 1:
-        raise ChoiceError(*_question(root, found))
+        raise _question(root, found)
     first = found[0]
     pairs = () if first.masks is None else (("masks", first.masks),)
-    targets = replace(targets, annotations=first.annotations, pairs=pairs)
+    targets = replace(targets, annotations=first.annotations, pairs=pairs, names=first.names)
     return first.path, targets, f"{root}: {first.kind}, as by: feeder shard {first.command()}"
 
 
-def _question(root: str, found: Sequence[FolderLayout]) -> list[str]:
-    """Returns the lines that name the ways to read a folder."""
+def _question(root: str, found: Sequence[FolderLayout]) -> ChoiceError:
+    """Returns the error that names the ways to read a folder."""
     kinds = " or ".join(dict.fromkeys(each.kind for each in found if not each.are_classes))
-    lines = [f"{root}: may be read in several ways ({kinds}); choose:"]
-    base = os.path.abspath(root) if os.path.basename(root) in ("", ".", "..") else root
+    found = sorted(found, key=lambda each: "train" not in each.command())
     paths = [each.path for each in found]
-    for each in sorted(found, key=lambda each: "train" not in each.command()):
-        beside = os.path.relpath(each.annotations or each.masks or root, root) if paths.count(each.path) > 1 else ""
-        parts = re.findall(r"[A-Za-z0-9_]+", f"{os.path.splitext(os.path.relpath(each.path, root))[0]}/{beside}")
-        out = "-".join([base, *(part for part in parts if part.lower() not in _PASSED_OVER), "shards"])
-        lines.append(f"  feeder shard {each.command()} --out {shlex.quote(out)}")
+    outs = [_out(root, each, is_short=paths.count(each.path) == 1) for each in found]
+    if len({*outs}) < len(found):
+        outs = [_out(root, each, passed_over=None) for each in found]
+    ways = [(each.command(), shlex.quote(out)) for each, out in zip(found, outs, strict=True)]
     if len(_listed(root)[0]) > 1 and not any(each.are_classes for each in found):
-        lines.append(f"  feeder shard {shlex.quote(root)} --class-folders  # if its folders are classes")
-    return lines
+        ways.append((f"{shlex.quote(root)} --class-folders", ""))
+        kinds += " or class folders"
+    return ChoiceError(f"{root}: may be read in several ways ({kinds}); choose:", ways)
+
+
+def _out(
+    root: str, way: FolderLayout, *, is_short: bool = False, passed_over: re.Pattern[str] | None = _PASSED_OVER
+) -> str:
+    """Returns an output folder beside the folder, named by the parts of the way's paths; a short one by the images'."""
+    base = os.path.abspath(root) if os.path.basename(root) in ("", ".", "..") else root
+    places = (way.path, *(() if is_short else (way.annotations or way.masks, way.names)))
+    stems = [os.path.splitext(os.path.relpath(place, root))[0] for place in places if place is not None]
+    parts = dict.fromkeys(re.findall(r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*", "/".join(stems)))
+    own = [part for part in parts if passed_over is None or not passed_over.fullmatch(part)]
+    return "-".join([base, *own, "shards"])
 
 
 def layouts(root: str) -> list[FolderLayout]:
@@ -110,12 +132,13 @@ def layouts(root: str) -> list[FolderLayout]:
     folders, files = _listed(root)
     if are_downloads(root, folders):
         return []
-    found = _coco(root, folders, files) + _partners(root, folders)
+    found = _benchmarks(root, folders) or _coco(root, folders, files) + _partners(root, folders)
     found = found or _tables(root, folders, files) or _splits(root, folders) or _unpaired(root, folders)
+    found = found or _several(root, folders)
     if found or len(folders) != 1 or any(map(looks_like_image, files)):
         return found
     only = os.path.join(root, folders[0])
-    is_own = folders[0].lower() in _IMAGES or any(map(is_tar, _listed(only)[1]))
+    is_own = _IMAGES.fullmatch(folders[0]) or any(map(is_tar, _listed(only)[1]))
     return layouts(only) or ([FolderLayout("one folder of samples", only)] if is_own else [])
 
 
@@ -135,50 +158,89 @@ def _listed(folder: str) -> tuple[list[str], list[str]]:
     return sorted(folders), sorted(files)
 
 
+def _benchmarks(root: str, folders: Sequence[str]) -> list[FolderLayout]:
+    """Returns the ways to read Cityscapes, ImageNet as the challenge and Kaggle have it, and Pascal VOC's devkit."""
+    if {"Data", "ImageSets"}.issubset(folders):
+        tasks = [os.path.join(root, "Data", name) for name in _listed(os.path.join(root, "Data"))[0]]
+        return [way for task in tasks for way in layouts(task) or [FolderLayout("the images of ImageSets", task)]]
+
+    known = next((name for name in folders if name in ("ILSVRC", "VOCdevkit")), None)
+    if known is not None and len(folders) > 1:
+        return layouts(os.path.join(root, known))
+
+    found = []
+    images = os.path.join(root, "leftImg8bit")
+    for name, split in itertools.product(folders, _listed(images)[0]):
+        if name.startswith("gt") and os.path.isdir(os.path.join(root, name, split)):
+            masks = os.path.join(root, name, split, f"*_{name}_labelIds.png")
+            path = os.path.join(images, split, "*_leftImg8bit.png")
+            found.append(FolderLayout("images and masks of Cityscapes", path, masks=masks))
+    return found
+
+
 def _coco(root: str, folders: Sequence[str], files: Sequence[str]) -> list[FolderLayout]:
     """Returns the ways to read images with COCO's JSON, in the folder itself or in one of annotations."""
     places = ["", *(name for name in folders if name.lower() in ("annotations", "annotation"))]
     listed = [(place, name) for place in places for name in (_listed(f"{root}/{place}")[1] if place else files)]
-    found = []
+    found: list[FolderLayout] = []
+    lost: list[FolderLayout] = []
     for path in (os.path.join(root, place, name) for place, name in listed):
+        names = _coco_files(path)
         split = os.path.splitext(os.path.basename(path))[0].rpartition("_")[2]
-        below = [os.path.join("images", split), *({split}.difference(places)), *_IMAGES]
-        below += [""] * any(map(looks_like_image, files))
-        images = next((each for each in below if os.path.isdir(os.path.join(root, each))), None)
-        if images is not None and _is_coco(path):
-            found.append(FolderLayout("COCO's images and annotations", os.path.join(root, images).rstrip("/"), path))
-    return found
+        below = [os.path.join("images", split), *({split}.difference(places)), *filter(_IMAGES.fullmatch, folders)]
+        usual = [os.path.join(root, each) for each in below if os.path.isdir(os.path.join(root, each))]
+        own = [each for each in (*usual, root) if any(os.path.isfile(os.path.join(each, name)) for name in names or ())]
+        usual += [root] * any(map(looks_like_image, files))
+        if names is not None and (own or usual):
+            way = FolderLayout("COCO's images and annotations", (own or usual)[0], path)
+            (found if own or not names else lost).append(way)
+    kind = "COCO's annotations without their images"
+    return found or [way._replace(kind=kind) for each in lost for way in (each._replace(annotations=None), each)]
 
 
-def _is_coco(path: str) -> bool:
+def _coco_files(path: str) -> list[str] | None:
+    """Returns the first images that COCO's JSON names, as far as they stand at its beginning; None for other files."""
     if not path.lower().endswith(".json") or os.path.basename(path).startswith(_NOT_COCO):
-        return False
-    with contextlib.suppress(OSError), open(path, "rb", opener=open_regular) as file:
-        return _COCO.match(file.read(64 << 10)) is not None
-    return False
+        return None
+    with contextlib.suppress(OSError, ValueError), open(path, "rb", opener=open_regular) as file:
+        text = file.read(_SNIFFED_BYTES)
+        names = itertools.islice(_FILE_NAME.finditer(text), _SNIFFED_NAMES)
+        return [json.loads(name[1]) for name in names] if _COCO.match(text) else None
+    return None
 
 
 def _partners(root: str, folders: Sequence[str]) -> list[FolderLayout]:
     """Returns the ways to read images with masks, or with annotations in a file each."""
-    images = next((name for name in folders if name.lower() in _IMAGES), "")
+    found = list(filter(_IMAGES.fullmatch, folders))
+    if len(found) > 1:
+        return []
+    images = "".join(found)
     asked = [name for name in folders if _PARTNERS.fullmatch(name)] if images else []
     others = [os.path.join(name, each) for name in asked for each in ("", *_listed(os.path.join(root, name))[0])]
     splits = [name for name in _listed(os.path.join(root, images))[0] if images and is_split(name)]
-    found = []
+    ways = []
     for split, other in itertools.product(splits or [""], others or ["" if images == "" else images]):
         place, beside = (os.path.join(root, each, split).rstrip("/") for each in (images, other))
-        found += _beside(place, beside)
-    return found
+        ways += [each._replace(names=names) for each in _beside(place, beside) for names in _name_lists(root, each)]
+    return ways
+
+
+def _name_lists(root: str, way: FolderLayout) -> list[str | None]:
+    """Returns the files that name the samples of Pascal VOC's splits, and None to take all that have boxes."""
+    folder = os.path.join(root, "ImageSets", "Main" if way.masks is None else "Segmentation")
+    lists = [os.path.join(folder, name) for name in _NAME_LISTS if os.path.isfile(os.path.join(folder, name))]
+    return [*lists] if lists and way.masks is not None else [*lists, None]
 
 
 def _beside(place: str, beside: str) -> list[FolderLayout]:
-    """Returns the way to read images with the files of another folder, or of their own; [] if there is none."""
+    """Returns the ways to read images with the files of another folder, or of their own."""
     stems = {os.path.splitext(name)[0]: name for name in _listed(place)[1] if looks_like_image(name)}
     names = _listed(beside)[1]
     endings = {ending.lower() for stem, ending in map(os.path.splitext, names) if stem in stems}
     if ".xml" in endings:
         return [FolderLayout("images and Pascal VOC's boxes", place, beside)]
-    if ".txt" in endings and (place != beside or not {*CLASS_FILES, "data.yaml"}.isdisjoint(names)):
+    texts = (name for name in names if name.lower().endswith(".txt") and os.path.splitext(name)[0] in stems)
+    if ".txt" in endings and (place != beside or has_boxes(place, texts)):
         return [FolderLayout("images and YOLO's boxes", place, beside)]
 
     masks = [name for name in names if looks_like_image(name) and place != beside]
@@ -187,18 +249,39 @@ def _beside(place: str, beside: str) -> list[FolderLayout]:
     stem = max((each for each in stems for name in masks[:1] if name.startswith(each)), key=len, default=None)
     if stem is None:
         return []
-    images, suffix = os.path.splitext(stems[stem])[1], masks[0][len(stem) :]
-    return [FolderLayout("images and masks", f"{place}/*{images}", masks=f"{beside}/*{suffix}")]
+    images = os.path.splitext(stems[stem])[1]
+    further = [each for each in stems if len(each) > len(stem) and each.startswith(stem)]
+    own = [name for name in masks if name.startswith(stem) and not name.startswith(tuple(further))]
+    suffixes = [name[len(stem) :] for name in own]
+    return [FolderLayout("images and masks", f"{place}/*{images}", masks=f"{beside}/*{each}") for each in suffixes]
 
 
 def _unpaired(root: str, folders: Sequence[str]) -> list[FolderLayout]:
-    """Returns the ways to read a folder of images beside one that is named as if it had their masks, and has none."""
-    images = [os.path.join(root, name) for name in folders if name.lower() in _IMAGES]
-    others = [os.path.join(root, name) for name in folders if _PARTNERS.fullmatch(name)]
-    if len(images) != 1 or not others:
+    """Returns the ways to read a folder of images beside others that are not clearly those of their masks."""
+    images = [os.path.join(root, name) for name in folders if _IMAGES.fullmatch(name)]
+    if not images or len(folders) == 1:
         return []
-    kind = f"{', '.join(folders)}, without files of the same names"
-    return [FolderLayout(kind, images[0]), *(FolderLayout(kind, images[0], masks=other) for other in others)]
+    others = [os.path.join(root, name) for name in folders if not _IMAGES.fullmatch(name)]
+    others = [each for each in others if _PARTNERS.fullmatch(os.path.basename(each)) or _holds_images(each)]
+    kind = f"{', '.join(folders)}" if others or len(images) > 1 else "the only one of its folders with images"
+    ways = [FolderLayout(kind, each) for each in images]
+    for place, other in itertools.product(images, others):
+        ways += _beside(place, other) or [FolderLayout(kind, place, masks=other)]
+    return ways
+
+
+def _holds_images(folder: str) -> bool:
+    """Returns whether one of the first folders below a folder, or itself, has images."""
+    return any(any(map(looks_like_image, names)) for *_, names in itertools.islice(os.walk(folder), _SNIFFED_FOLDERS))
+
+
+def _several(root: str, folders: Sequence[str]) -> list[FolderLayout]:
+    """Returns the ways to read folders of which each is a dataset, as Pascal VOC's years, if the first is one."""
+    first = os.path.join(root, folders[0]) if len(folders) > 1 else ""
+    below = _listed(first)[0] if first else []
+    if not any(map(_IMAGES.fullmatch, below)) or not _partners(first, below):
+        return []
+    return [way for name in folders for way in layouts(os.path.join(root, name))]
 
 
 def _tables(root: str, folders: Sequence[str], files: Sequence[str]) -> list[FolderLayout]:
@@ -218,7 +301,7 @@ def _tables(root: str, folders: Sequence[str], files: Sequence[str]) -> list[Fol
         ways
         and not own
         and len(folders) > 1
-        and not any(SPLIT.match(each) or each.lower() in _IMAGES for each in folders)
+        and not any(SPLIT.match(each) or _IMAGES.fullmatch(each) for each in folders)
     ):
         ways.append(FolderLayout("class folders", root, are_classes=True))
     return ways

@@ -144,8 +144,10 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
             if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
             raise SourceError(f"{shown}: can't be read: {error}") from None
+        except ChoiceError:
+            raise
         except SourceError as error:
-            raise type(error)(*tables.named(str(error)).split("\n")) from None
+            raise SourceError(tables.named(str(error))) from None
         source.notes = list(map(tables.named, source.notes))
         listing.finish()
         if columns.lists:
@@ -538,7 +540,7 @@ class _Listing:
         if len(found) > 1:
             raise ChoiceError(
                 f"{self._manifest}: several columns or folders may be those of its images; choose:",
-                *(f"  feeder shard {shlex.quote(self._manifest)} {each.options()}" for each in found),
+                [(f"{shlex.quote(self._manifest)} {each.options()}", "") for each in found],
             )
         return found[0] if found else None
 

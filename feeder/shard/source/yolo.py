@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from feeder.decoders.image_header import image_info
 from feeder.errors import SourceError
@@ -16,9 +18,12 @@ from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
 from feeder.system.text import count
 
-__all__ = ["CLASS_FILES", "are_yolo", "open_yolo"]
+__all__ = ["are_yolo", "has_boxes", "open_yolo"]
 
-CLASS_FILES = ("classes.txt", "obj.names")  # a class a line, as labelImg and darknet have them
+_CLASS_FILE = re.compile(r"classes\.txt|.*\.(names|labels)")  # a class a line, as labelImg and darknet have them
+_BOX = re.compile(rb"\s*\d+(\s+[-+.\de]+){4,}\s*")
+_SNIFFED = 20
+_LONGEST_LINE = 10_000
 _NAMES = re.compile(
     r"^names[ \t]*:[ \t]*(?:#[^\n]*)?(\[[^\]]*\]|\{[^}]*\}|(?:\r?\n[ \t]*(?:-|\d+[ \t]*:|#)[^\n]*)+)", re.MULTILINE
 )
@@ -31,14 +36,24 @@ def are_yolo(folder: str) -> bool:
     return ".txt" in endings and ".xml" not in endings
 
 
+def has_boxes(folder: str, names: Iterable[str]) -> bool:
+    """Returns whether one of the first of these text files starts with a line of YOLO's."""
+    for name in itertools.islice(names, _SNIFFED):
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError), open(path, "rb", opener=open_regular) as file:
+            if _BOX.fullmatch(file.readline(_LONGEST_LINE)):
+                return True
+    return False
+
+
 def open_yolo(
     images: str, annotations: str, spool_path: str, names: str | None = None, *, skip_unreadable: bool = False
 ) -> Source:
     """Lists images and the text files with the same names. Each sample gets ``boxes.json``: boxes as (left, top, right,
     bottom), in pixels of the upright image, and labels. An image without a text file has no boxes.
 
-    The classes' names are those of the first ``classes.txt``, ``obj.names`` or YAML file with ``names`` in the folder
-    of the annotations or one of the two above it.
+    The classes' names are those of the first ``classes.txt``, ``*.names``, ``*.labels`` or YAML file with ``names`` in
+    the folder of the annotations or one of the two above it.
 
     Args:
         images: Folder of the images.
@@ -68,7 +83,8 @@ def open_yolo(
             source.table.add(os.fsencode(image.path), image.size_bytes + part.length, image.mtime_ns, -1, [part])
 
     source.rejected = [
-        each._replace(bad=False) if os.path.basename(each.path) in CLASS_FILES else each for each in source.rejected
+        each._replace(bad=False) if _CLASS_FILE.fullmatch(os.path.basename(each.path)) else each
+        for each in source.rejected
     ]
     if bare:
         source.notes.append(f"{annotations}: {count(bare, 'image')} without a text file: no boxes")
@@ -128,7 +144,7 @@ def _class_names(annotations: str, source: Source) -> list[str] | None:
     for _ in range(3):
         for name in sorted(os.listdir(folder)):
             path = os.path.join(folder, name)
-            is_list = name in CLASS_FILES
+            is_list = _CLASS_FILE.fullmatch(name) is not None
             if not is_list and not name.endswith((".yaml", ".yml")):
                 continue
             with open(path, encoding="utf-8-sig", errors="surrogateescape", opener=open_regular) as file:

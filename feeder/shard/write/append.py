@@ -6,12 +6,13 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import shutil
 import time
 
 import numpy as np
 
-from feeder.errors import FormatError, ShardError, SourceError
+from feeder.errors import ChoiceError, FormatError, ShardError, SourceError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.format.open_index import open_index
@@ -61,15 +62,19 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
     """
     started_s = time.monotonic()
     path, more = local_path(path), local_path(more)
-    open_it = source_opener(more, path, options)
 
     try:
+        open_it = source_opener(more, path, options)
         with locked_output(path, appends=True) as folder:
             manifest, index = _opened(folder)
             options = options.with_settings(manifest.settings)
             check_encoder(options.encode)
             with contextlib.closing(open_it(folder.work, options.image_field or folder.image_field())) as source:
                 return _append(folder, manifest, index, source, options, progress or Progress(), started_s)
+    except ChoiceError as error:
+        question, ways, _ = error.args
+        ways = [(way, "") for way, _ in ways]
+        raise ChoiceError(question, ways, f"feeder append {shlex.quote(path)}") from None
     except OSError as error:
         raise ShardError(
             f"{error.filename or shown_place(path)}: {error.strerror or error}; the set is as it was: fix this and run "

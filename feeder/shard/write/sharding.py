@@ -72,7 +72,7 @@ def shard(
     open_it = source_opener(path, out, options)
 
     if dry_run:
-        return _preview(open_it, out, options, force=force)
+        return _preview(open_it, out, options, progress or Progress(), force=force)
     return run_sharding(open_it, out, options, progress or Progress(), force=force)
 
 
@@ -145,7 +145,7 @@ def default_out(path: str) -> str:
     return os.path.abspath(name) + "-shards"
 
 
-def _preview(open_it: _OpenSource, out: str, options: ShardOptions, *, force: bool) -> ShardSummary:
+def _preview(open_it: _OpenSource, out: str, options: ShardOptions, progress: Progress, *, force: bool) -> ShardSummary:
     """Lists and plans alone; returns the expected summary."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch, previewed_output(out, force=force) as folder:
@@ -153,6 +153,8 @@ def _preview(open_it: _OpenSource, out: str, options: ShardOptions, *, force: bo
         with contextlib.closing(open_it(scratch, options.image_field or folder.image_field())) as source:
             plan = plan_shards(source, options)
 
+    for note in source.notes:
+        progress.note(note)
     return ShardSummary(
         out=out,
         kind=source.kind,
