@@ -302,7 +302,11 @@ def test_wrong_programs_are_refused(values: list[float], reason: str) -> None:
 @pytest.mark.parametrize("size", [(5, 9), (33, 65)])
 def test_images_of_any_strides_are_written_in_any_form(level: str, size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (*size, 3), np.uint8)
-    planes, scale, bias = np.ascontiguousarray(pixels.transpose(2, 0, 1)), np.float32([2, 3, 4]), np.float32([5, 6, 7])
+    planes, scale, bias = (
+        np.ascontiguousarray(pixels.transpose(2, 0, 1)),
+        np.array([2, 3, 4], "f4"),
+        np.array([5, 6, 7], "f4"),
+    )
     expected = planes * scale[:, None, None] + bias[:, None, None]
     for image in (planes, pixels.transpose(2, 0, 1), planes[:, :, ::-1].copy()[:, :, ::-1]):
         for channels, layout in ((3, "nchw"), (1, "nchw"), (3, "nhwc")):

@@ -16,25 +16,13 @@ from tests.support.remote import Bucket
 from tests.support.remote_sets import end_fetchers
 
 
-def opened(bucket: Bucket, folder: Path) -> TestClient:
-    view = SetView(f"{bucket.url}/set", str(folder / "scans"))
-    page = TestClient(make_app(view, Training(view, 32), "token"), base_url="http://127.0.0.1:8000")
-    page.get("/", params={"token": "token"})
-    return page
-
-
-def test_rejected_files_of_a_set_in_a_store_are_shown(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_of_a_set_in_a_store_are_shown(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     make_tree(tmp_path / "images", 2, 3)
-    (tmp_path / "images/class-0/a.jpg").write_bytes(b"no image")
-    command = ["shard", str(tmp_path / "images"), "--max-bad", "1", "-q"]
-    assert cli.main([*command, "--out", f"{bucket.url}/set"]) == 0
+    assert cli.main(["shard", str(tmp_path / "images"), "--out", f"{bucket.url}/set", "-q"]) == 0
     with end_fetchers(tmp_path):
-        page = opened(bucket, tmp_path)
-        assert 'href="/rejected"' in page.get("/").text
-        assert "class-0/a.jpg" in page.get("/rejected").text
-        for name in ("manifest.json", "rejected.jsonl"):
-            bucket.client.delete_object(Bucket=bucket.name, Key=f"set/{name}")
-        assert "Not known, as the set has no manifest" in opened(bucket, tmp_path).get("/rejected").text
+        view = SetView(f"{bucket.url}/set", str(tmp_path / "scans"))
+        page = TestClient(make_app(view, Training(view, 32), "token"), base_url="http://127.0.0.1:8000")
+        page.get("/", params={"token": "token"})
+        assert "class-1" in page.get("/sample/5").text
+        assert page.get("/sample/6").status_code == 400
