@@ -233,7 +233,7 @@ def test_ops_after_the_base_path_take_one_call(tmp_path: Path, reads: Reads) -> 
 
 
 def test_functions_and_noise_run_on_what_one_call_made(tmp_path: Path, reads: Reads) -> None:
-    others = {"a.png": encode(jpegs.photo(1, 60, 70), "PNG")}
+    others = {"a.webp": encode(jpegs.photo(1, 60, 70), "WEBP")}
     tail: list[Op] = [RandomErasing(0.5, value="random"), Lambda(np.negative)]
     check_same(sharded(tmp_path, others=others), list(range(PHOTOS + 1)), Recipe.of([*TRAIN.ops, *tail]))
     assert reads.samples == 1
@@ -280,7 +280,7 @@ def test_ops_that_the_kernels_lack_go_the_other_way(tmp_path: Path, reads: Reads
 
 def test_only_unusual_samples_go_the_other_way(tmp_path: Path, reads: Reads) -> None:
     others = {
-        "a.png": encode(jpegs.photo(1, 60, 70), "PNG"),
+        "a.webp": encode(jpegs.photo(1, 60, 70), "WEBP"),
         "b.jpg": jpegs.encode(jpegs.photo(1, 99, 98), mode="CMYK"),
     }
     index = sharded(tmp_path, others=others)
@@ -293,7 +293,7 @@ def test_a_set_of_other_formats_is_soon_left_to_the_other_way_alone(tmp_path: Pa
     folder = tmp_path / "images" / "0"
     folder.mkdir(parents=True)
     for k in range(4):
-        (folder / f"{k}.png").write_bytes(encode(jpegs.photo(k, 60, 70), "PNG"))
+        (folder / f"{k}.webp").write_bytes(encode(jpegs.photo(k, 60, 70), "WEBP"))
     shard(str(tmp_path / "images"), str(tmp_path / "out"), ShardOptions())
     *_, work = made(tmp_path / "out" / "index.bin", [0, 1, 2, 3])
     stages = stage_rows(work.meter.words)[0]
