@@ -141,8 +141,10 @@ def test_images_of_other_shapes_come_by_all_ways(
     alone = copied_epoch(DataLoader(dataset, batch_size=8, seed=5))
     assert alone[0][0].dtype == dtype
     assert alone[0][0].shape == (8, *shape)
-    for options in ({"num_workers": 2}, {"num_workers": 2, "collate_fn": default_collate}, {"backend": "pillow"}):
+    for options in ({"num_workers": 2}, {"num_workers": 2, "collate_fn": default_collate}):
         assert same_batches(copied_epoch(DataLoader(dataset, batch_size=8, seed=5, **options)), alone), options
+    for (found, _), (expected, _) in zip(DataLoader(dataset, 8, seed=5, backend="pillow"), alone, strict=True):
+        assert (found - expected).abs().max() < 1.5 / 255  # pillow-simd rounds gray in another way
     views = ShardDataset(shards, Views([dataset.recipe, RandomResizedCrop(8)]))
     images, _ = next(iter(DataLoader(views, batch_size=8, num_workers=1)))
     assert [tuple(each.shape) for each in images] == [(8, *shape), (8, 3, 8, 8)]

@@ -391,7 +391,7 @@ def test_a_folder_that_vanishes_while_it_is_listed_ends_the_run(
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(SourceError, match="src/class-1: vanished while it was being listed"):
-        shard(str(source), str(tmp_path / "out"))
+        open_folder(str(source))
 
 
 def test_a_source_behind_an_unreadable_folder_is_not_called_missing(unprivileged: Path) -> None:

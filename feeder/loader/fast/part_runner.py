@@ -180,17 +180,18 @@ class PartRunner:
         assert finish is not None  # or this were for plans
         drawn, program = self._draw(epoch, view, report, meter) if self._ops else ([], None)
         made = self._memory(len(out)) if finish.is_apart else out
+        before = meter.runs("transform") if finish.is_needed else None
         found = self._call(self._native.run, made, epoch, view, report, meter, heartbeat, program)
         if found is None:
             return None
         left = set(found[0])
-        if finish.is_needed:
+        if before is not None:
             done = set(range(len(out))).difference(left)
             started = time.perf_counter_ns()
             left.update(finish.run(drawn, done, made, out))
             spent_ns = time.perf_counter_ns() - started
             report.decode_ns += spent_ns
-            meter.lengthen("transform", spent_ns)
+            meter.lengthen("transform", before, spent_ns)
         report.slow += found[1]
         return sorted(left)
 

@@ -198,7 +198,8 @@ class DecodeFeed:
             done, found = self._decoder.finish(staged, views, channels_last=self._channels_last)
             images += done
             if number:
-                found = [error and work.images[number - 1].named(error) for error in found]
+                named = work.images[number - 1].named
+                found = [error if error is None or isinstance(error, LeftToCpu) else named(error) for error in found]
             errors = [earlier or error for earlier, error in zip(errors, found, strict=True)]
             waiting.started = max(waiting.started, number + 1)
             if waiting.started < len(waiting.staged):

@@ -116,9 +116,19 @@ class Meter:
             numbers[at + _LONGEST] = time_ns
         numbers[at + _FIRST_BUCKET + bucket_of(time_ns)] += 1
 
-    def lengthen(self, stage: str, time_ns: int) -> None:
-        """Adds time to runs of a stage that are counted already."""
-        self._numbers[_AT[stage] + _TOTAL] += time_ns
+    def runs(self, stage: str) -> npt.NDArray[np.int64]:
+        """Returns a copy of a stage's words, for :meth:`lengthen`."""
+        return self.words[_AT[stage] :][:STAGE_WORDS].copy()
+
+    def lengthen(self, stage: str, before: npt.NDArray[np.int64], time_ns: int) -> None:
+        """Adds time to the runs of a stage since ``before``; each of them gets the same time in all."""
+        row = self.words[_AT[stage] :][:STAGE_WORDS]
+        count = int(row[_COUNT] - before[_COUNT])
+        row[_TOTAL] += time_ns
+        each_ns = int(row[_TOTAL] - before[_TOTAL]) // max(count, 1)
+        row[_LONGEST] = max(int(before[_LONGEST]), each_ns)
+        row[_FIRST_BUCKET:] = before[_FIRST_BUCKET:]
+        row[_FIRST_BUCKET + bucket_of(each_ns)] += count
 
     def add_part(self, read_ns: int, decode_ns: int, busy_ns: int, encoded_bytes: int) -> None:
         """Adds a part of a batch to the sums; ``busy_ns`` is the time that it took in all."""
