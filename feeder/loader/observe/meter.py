@@ -118,7 +118,8 @@ class Meter:
 
     def runs(self, stage: str) -> npt.NDArray[np.int64]:
         """Returns a copy of a stage's words, for :meth:`lengthen`."""
-        return self.words[_AT[stage] :][:STAGE_WORDS].copy()
+        found: npt.NDArray[np.int64] = self.words[_AT[stage] :][:STAGE_WORDS].copy()
+        return found
 
     def lengthen(self, stage: str, before: npt.NDArray[np.int64], time_ns: int) -> None:
         """Adds time to the runs of a stage since ``before``; each of them gets the same time in all."""
