@@ -73,6 +73,11 @@ def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
         np.testing.assert_array_equal(decode(few, [buffers[row]], BASE, draws, np.ones(1, np.uint8))[0], whole[row])
 
 
+def decode_whole_images(decoder: DaliDecoder) -> None:
+    """Makes a decoder on the CPU decode whole images, as DALI does on a GPU."""
+    decoder._queue.options = dataclasses.replace(decoder._queue.options, crops=False)
+
+
 class Memory:
     """Decoded images that DALI has or works on, in units of one image of these tests; a failure may be asked for."""
 
@@ -91,12 +96,12 @@ class Memory:
                 pipeline.rebuild()
                 raise PipelineError("it fails")
 
-        def submitted(pipeline: DaliPipeline, payloads: Any, ticket: object) -> None:
+        def submitted(pipeline: DaliPipeline, rows: Any, payloads: Any, ticket: object) -> None:
             failing(pipeline, "submit")
-            submit(pipeline, payloads, ticket)
-            counts.append(len(payloads))
-            self.there += len(payloads)
-            self.under_way += len(payloads)
+            submit(pipeline, rows, payloads, ticket)
+            counts.append(len(rows))
+            self.there += len(rows)
+            self.under_way += len(rows)
             self.most = max(self.most, self.there)
 
         def collected(pipeline: DaliPipeline, ticket: object, stream: Any = None) -> Any:
@@ -125,6 +130,7 @@ def test_batches_are_started_ahead_as_far_as_the_memory_limit_allows(
     batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
     expected = [finish(plain, batch, BASE, ())[0] for batch in batches]
     memory = Memory(monkeypatch)
+    decode_whole_images(decoder)
     started = [decoder.start(batch) for batch in batches]
     assert started == [number < ahead // 5 for number in range(4)]
     assert memory.under_way == ahead
@@ -155,6 +161,7 @@ def test_what_kernels_still_read_is_in_the_memory_limit() -> None:
             self.come = True
 
     decoder, event = DaliDecoder(options=Dali(memory_limit_bytes=10 * 3 * HEIGHT * WIDTH)), Event()
+    decode_whole_images(decoder)
     batch = staged(decoder, [jpeg(k) for k in range(5)], BASE, draw(BASE, 5))
     decoder._queue._borrowed.hold(object(), 6 * 3 * HEIGHT * WIDTH, event)
     assert not decoder.start(batch)
@@ -199,6 +206,7 @@ def test_a_pipeline_whose_first_run_was_small_gives_way_to_another(
 
 def test_a_failure_gives_back_the_memory_of_what_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = DaliDecoder(options=Dali(memory_limit_bytes=10 * 3 * HEIGHT * WIDTH))
+    decode_whole_images(decoder)
     draws = draw(BASE, 5)
     batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
     memory = Memory(monkeypatch)
@@ -233,7 +241,7 @@ def test_an_earlier_batch_is_never_written_again() -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_batches_in_parts_and_kernel_2_give_the_same_crops(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole batches, and batches in parts."""
     if not native:
         monkeypatch.setattr(crops, "on_cpu", crops.on_gpu)
@@ -241,6 +249,7 @@ def test_batches_in_parts_and_kernel_2_give_the_same_crops(native: bool, monkeyp
     expected = run(DaliDecoder(), buffers)
     decoder, limited = DaliDecoder(), DaliDecoder(options=Dali(memory_limit_bytes=2 * 3 * HEIGHT * WIDTH))
     for each in (decoder, limited):
+        decode_whole_images(each)
         check_alike(run(each, buffers), expected, 1)
         assert each.dali_images == 6
         assert each.redone_images == 0

@@ -10,7 +10,7 @@ import pytest
 
 from feeder import transforms as T
 from feeder.decoders.dali.dali_decoder import DaliDecoder
-from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError
+from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError, PipelineOptions
 from feeder.decoders.decoder import View
 from feeder.decoders.registry import Dali, get_decoder
 from feeder.decoders.staged.stager import Stager
@@ -60,8 +60,19 @@ def alone(buffers: list[bytes], recipes: tuple[T.Recipe, ...]) -> list[npt.NDArr
     return found
 
 
+class WholeImages(PipelineOptions):
+    """Has a decoder on the CPU decode whole images, as DALI does on a GPU."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "crops", False)
+
+
+@pytest.mark.parametrize("options", [PipelineOptions, WholeImages], ids=["crops", "as on a GPU"])
 @pytest.mark.parametrize("seekable", [False, True], ids=["plain", "seekable"])
-def test_views_are_decoded_once_with_the_pixels_of_each_alone(seekable: bool) -> None:
+def test_views_are_decoded_once_with_the_pixels_of_each_alone(
+    seekable: bool, options: type[PipelineOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.decoders.dali.dali_decoder.PipelineOptions", options)
     decoder = DaliDecoder()
     buffers = images(seekable)
     together = made(decoder, buffers, VIEWS)
@@ -73,11 +84,11 @@ def test_views_are_decoded_once_with_the_pixels_of_each_alone(seekable: bool) ->
         np.testing.assert_array_equal(found, out)
 
 
-def test_views_that_lie_apart_are_decoded_once_too() -> None:
+def test_views_that_lie_apart_are_cut_and_decoded_apart() -> None:
     decoder, buffers = DaliDecoder(), images(seekable=True)
     for found, expected in zip(made(decoder, buffers, APART), alone(buffers, APART), strict=True):
         check_alike(found, expected)
-    assert decoder.dali_images == len(buffers)
+    assert len(buffers) < decoder.dali_images <= 2 * len(buffers)
 
 
 @pytest.mark.parametrize("recipes", [VIEWS, APART], ids=["together", "apart"])
@@ -89,9 +100,9 @@ def test_views_in_parts_under_a_memory_limit_are_the_same(recipes: tuple[T.Recip
     runs = []
     submit = DaliPipeline.submit
 
-    def counted(pipeline: DaliPipeline, payloads: Any, ticket: object) -> None:
-        runs.append(len(payloads))
-        submit(pipeline, payloads, ticket)
+    def counted(pipeline: DaliPipeline, rows: Any, payloads: Any, ticket: object) -> None:
+        runs.append(len(rows))
+        submit(pipeline, rows, payloads, ticket)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DaliPipeline, "submit", counted)
@@ -130,10 +141,13 @@ def test_a_bad_image_has_no_view_and_others_join_as_pixels() -> None:
         check_alike(view.out[good], other[good])
 
 
-def test_views_of_an_image_have_one_cut() -> None:
+def test_a_decoder_with_one_place_for_each_image_gets_one_cut() -> None:
     buffers, ones = images(seekable=True), np.ones(6, np.uint8)
     draws = [recipe.draw(1, 0, np.arange(6) + k * 6, [[HEIGHT, WIDTH]] * 6) for k, recipe in enumerate(APART)]
-    staged, result = Stager().stage(buffers, ones, APART, draws)
-    assert result.errors == [None] * 6
-    assert sum(bool(payload) for payload in staged.payloads) == len(np.unique(staged.owners)) == 6
-    assert sum(map(len, staged.payloads)) < sum(map(len, buffers))
+    for apart in (False, True):
+        staged, result = Stager(apart=apart).stage(buffers, ones, APART, draws)
+        assert result.errors == [None] * 6
+        own = sum(bool(payload) for payload in staged.payloads)
+        assert (own == 6) is not apart
+        assert own == len(np.unique(staged.owners))
+        assert sum(map(len, staged.payloads)) < sum(map(len, buffers))

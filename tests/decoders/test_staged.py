@@ -128,6 +128,7 @@ def test_views_of_a_sample_stand_behind_each_other(room: int) -> None:
     assert sorted(place for place, payload in left_over.items() if payload) == [0, 2, 4][room:]
     found = Staged.unpack(memory, 3, left_over, 2)
     check_same(found, staged)
+    np.testing.assert_array_equal(found.rows["decoded"], staged.rows["decoded"])
     parts = [Staged(staged.rows[a:b], staged.payloads[a:b], 2) for a, b in ((0, 2), (2, 6))]
     assert Staged.join(parts).owners.tolist() == staged.owners.tolist()
 

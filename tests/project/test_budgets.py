@@ -21,7 +21,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 175,
     "dataset": 2_825,
-    "decoders": 3_610,
+    "decoders": 3_645,
     "fields": 360,
     "loader": 8_345,
     "order": 1_395,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 4_780,
     "transforms": 2_435,
 }
-TOKENS = 458_800
+TOKENS = 459_400
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -18,7 +18,7 @@ __all__ = ["resize_crops"]
 
 
 def resize_crops(
-    images: Any, numbers: npt.NDArray[np.int64], rows: npt.NDArray[np.void], device: torch.device
+    images: Any, numbers: npt.NDArray[np.int64], rows: npt.NDArray[np.void], cropped: bool, device: torch.device
 ) -> torch.Tensor:
     """Crops and resizes images from :meth:`feeder.decoders.dali.pipeline.DaliPipeline.collect`, without waiting.
 
@@ -29,6 +29,7 @@ def resize_crops(
         images: DALI's list of images.
         numbers: int64 [N], the image of each row.
         rows: [N] of :data:`feeder.decoders.staged.staged.ROW`.
+        cropped: True if the images are what the rows call decoded, not whole.
         device: The images' device.
 
     Returns:
@@ -41,11 +42,13 @@ def resize_crops(
     if not len(rows):
         return torch.empty((0, 0), dtype=torch.uint8, device=device)
 
-    source, support = rows["source"], rows["window"]
+    corner = np.tile(rows["decoded"][:, :2], 2) if cropped else np.zeros((len(rows), 4), np.int32)
+    support, source, decoded = rows["window"] - corner, rows["source"] - corner, rows["decoded"] - corner
     shapes = np.array(images.shape(), np.int64)[numbers]
-    sizes = shapes[:, :2]
+    sizes, ends_at = shapes[:, :2], decoded[:, [3, 2]]
+    fits = sizes == ends_at if cropped else sizes >= ends_at
     inside = (support[:, :2] >= 0) & (support[:, 2:] <= sizes[:, ::-1])
-    if not (inside.all() and (shapes[:, 2] == 3).all()):
+    if not (fits.all() and inside.all() and (shapes[:, 2] == 3).all()):
         raise PipelineError("DALI's images are not of the size that was asked for")
 
     resize = on_cpu if device.type == "cpu" else on_gpu

@@ -85,7 +85,9 @@ class DaliDecoder(TrainerDecoder):
         elif self.device.type != "cpu":
             raise ArgumentError(f"device must be 'cpu' or a CUDA device, got {str(device)!r}")
 
-        self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity)
+        # A GPU's decoder reserves memory for each image of a batch, which has each sample's image once.
+        apart = self.device.type == "cpu"
+        self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, apart=apart)
 
         self.memory_limit_bytes = options.memory_limit_bytes
         self._limit_outliers(self.stager.outlier_pixels)
@@ -94,6 +96,7 @@ class DaliDecoder(TrainerDecoder):
             PipelineOptions(
                 device_id=self.device.index if self.device.type == "cuda" else None,
                 threads=threads,
+                crops=self.device.type == "cpu",
                 hw_decoder_load=PipelineOptions.hw_decoder_load
                 if options.hw_decoder_load is None
                 else options.hw_decoder_load,

@@ -1,4 +1,4 @@
-"""The DALI pipeline: staged JPEGs in, uint8 images out. Knows nothing of recipes."""
+"""The DALI pipeline: staged JPEGs in, uint8 images or crops out. Knows nothing of recipes."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class PipelineOptions:
         device_id: The GPU's number, or None for a pipeline without one.
         threads: DALI's CPU threads.
         batch_size: Largest number of images in a run.
+        crops: True to decode what the rows call decoded, not whole images; see Note [Whole images on a GPU].
         hw_decoder_load: Share of images for the hardware JPEG engine, if there is one, 0 to 1.
         fancy_upsampling: True to interpolate chroma, as libjpeg-turbo and so Pillow do; False to repeat it, which is
             faster in a GPU's JPEG engine.
@@ -48,17 +49,18 @@ class PipelineOptions:
     device_id: int | None = None
     threads: int = 1
     batch_size: int = 64
+    crops: bool = True
     hw_decoder_load: float = 0.65
     fancy_upsampling: bool = True
 
 
 class DaliPipeline:
-    """Decodes JPEGs.
+    """Decodes JPEGs, and crops them on request.
 
-    Note [Whole images]
-        GPUs' JPEG engines can't crop, and nvImageCodec 0.9 is reported to end the process, on GPUs with such an engine,
-        when asked for a region (NVIDIA/nvImageCodec#55). So images are decoded whole, and the resize reads the window
-        only. Images from seekable shards were cut before.
+    Note [Whole images on a GPU]
+        On the CPU only the crop is decoded. GPUs decode whole images here: their JPEG engine can't crop, and
+        nvImageCodec 0.9 is reported to end the process, on GPUs with such an engine, when asked for a region
+        (NVIDIA/nvImageCodec#55). The resize then reads the window only. Images from seekable shards were cut before.
 
     DALI could resize, too, but at an image's edge it repeats the last pixel, where Pillow shortens the filter.
 
@@ -90,24 +92,34 @@ class DaliPipeline:
         """Returns whether runs of ``count`` images need another pipeline, see Note [The first run]."""
         return self.options.device_id is not None and count > _MOST_OF_THE_FIRST * self._first_count > 0
 
-    def submit(self, payloads: Sequence[Buffer], ticket: object) -> None:
+    def submit(self, rows: npt.NDArray[np.void], payloads: Sequence[Buffer], ticket: object) -> None:
         """Starts the decode of at most ``batch_size`` images.
 
         Args:
-            payloads: N JPEGs, at least one; kept until collected.
+            rows: [N] of :data:`feeder.decoders.staged.staged.ROW`, N at least 1.
+            payloads: N JPEGs; kept until collected.
             ticket: A unique object, for :meth:`collect`.
 
         Raises:
             PipelineError: if DALI fails; the pipeline is rebuilt then, and the runs under way are lost.
         """
+        window = rows["decoded"]
         encoded = [np.frombuffer(payload, np.uint8) for payload in payloads]
+        # DALI's axes are (height, width).
+        inputs: dict[str, npt.NDArray[Any]] = {}
+        if self.options.crops:
+            inputs["anchor"] = np.ascontiguousarray(window[:, 1::-1], np.int32)
+            inputs["shape"] = np.ascontiguousarray((window[:, 2:] - window[:, :2])[:, ::-1], np.int32)
+
         if self._pipeline is None:
             self._pipeline = build_pipeline(self.options)
             self._first_count = len(encoded)
 
         def schedule() -> None:
-            self._under_way.append((ticket, encoded))
+            self._under_way.append((ticket, [*encoded, *inputs.values()]))
             self._pipeline.feed_input("encoded", encoded)
+            for name, values in inputs.items():
+                self._pipeline.feed_input(name, values)
             self._pipeline.schedule_run()
 
         self._attempt(schedule)
@@ -227,6 +239,9 @@ def build_pipeline(options: PipelineOptions) -> Any:
         set_affinity=False,
     )
 
+    def given(name: str, dtype: Any) -> Any:
+        return fn.external_source(name=name, dtype=dtype, ndim=1, no_copy=True)
+
     decoder: dict[str, Any] = {
         "device": "mixed" if on_gpu else "cpu",
         "output_type": types.RGB,
@@ -236,8 +251,13 @@ def build_pipeline(options: PipelineOptions) -> Any:
     if on_gpu:
         decoder["hw_decoder_load"] = options.hw_decoder_load
     with pipeline:
-        encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1, no_copy=True)
-        pipeline.set_outputs(fn.decoders.image(encoded, **decoder))
+        encoded = given("encoded", types.UINT8)
+        if options.crops:
+            places = given("anchor", types.INT32), given("shape", types.INT32)
+            images = fn.decoders.image_slice(encoded, *places, axes=[0, 1], **decoder)
+        else:
+            images = fn.decoders.image(encoded, **decoder)
+        pipeline.set_outputs(images)
     try:
         pipeline.build()
     except RuntimeError as error:

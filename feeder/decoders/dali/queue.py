@@ -256,7 +256,7 @@ class DaliQueue:
         if self._pipeline is None:
             self._pipeline = DaliPipeline(self.options)
         try:
-            self._pipeline.submit([staged.payloads[row] for row in part.jpegs.tolist()], part)
+            self._pipeline.submit(staged.rows[part.jpegs], [staged.payloads[row] for row in part.jpegs.tolist()], part)
         except PipelineError:
             self._drop_under_way()
             raise
@@ -286,7 +286,7 @@ class DaliQueue:
             for view in range(staged.views):
                 here = views == view
                 rows = staged.rows[part.rows[here]]
-                images.append(resize_crops(decoded, numbers[here], rows, self._device))
+                images.append(resize_crops(decoded, numbers[here], rows, self.options.crops, self._device))
         except PipelineError:
             self._pipeline.rebuild()  # any failure loses the batches under way
             raise
@@ -300,6 +300,9 @@ class DaliQueue:
         """Returns the number of pixels that DALI decodes for each row, int64 [N]."""
         if self._limit_bytes is None:
             return np.zeros(len(rows), np.int64)
+        if self.options.crops:
+            window = staged.rows["decoded"][rows].astype(np.int64)
+            return (window[:, 2] - window[:, 0]) * (window[:, 3] - window[:, 1])
         found = [_info(staged.payloads[row]) for row in rows.tolist()]
         return np.array([each.width_px * each.height_px for each in found], np.int64)
 

@@ -34,13 +34,15 @@ class RowKind(IntEnum):
 
 # One row for each image to be made. Boxes are (left, top, right, bottom) in stored pixels of the payload's image; size
 # is the (height, width) to resize to, before the turn; offset and length say where a packed batch has the payload. Of
-# the views of one JPEG the first has the payload, or what all of them need, and back says how many rows that is before.
+# the views of one JPEG the first has the payload, or what all of them need, and back says how many rows that is before;
+# decoded is the window around those of all of them.
 ROW = np.dtype(
     [
         ("kind", "u1"),
         ("turn", "u1"),
         ("size", "i4", 2),
         ("window", "i4", 4),
+        ("decoded", "i4", 4),
         ("back", "i4"),
         ("source", "f8", 4),
         ("offset", "i8"),

@@ -40,6 +40,8 @@ class Stager:
         threads: Number of threads for the images that are decoded here.
         fidelity: "fast", or "exact", which cuts nothing: at a cut's edge the chroma of its neighbours is missing.
         outlier_pixels: Images with more stored pixels are decoded here.
+        apart: True to cut a seekable image once for each view where that takes fewer pixels than one cut for all; False
+            for a decoder whose batches have each image once.
 
     Attributes:
         plans: True if its JPEGs are staged as plans, see ``_native.plan_images``.
@@ -54,6 +56,7 @@ class Stager:
         threads: int = 1,
         fidelity: str = "fast",
         outlier_pixels: int = _OUTLIER_PIXELS,
+        apart: bool = True,
     ) -> None:
         check_options(max_pixels, threads, fidelity)
         if outlier_pixels < 0:
@@ -62,6 +65,7 @@ class Stager:
         self.outlier_pixels = outlier_pixels
         self._options: dict[str, Any] = {"max_pixels": max_pixels, "threads": threads, "fidelity": fidelity}
         self._cuts = fidelity == "fast"
+        self._apart = apart
         self._here: Decoder | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,7 +79,9 @@ class Stager:
     def with_threads(self, threads: int) -> Stager:
         """Returns a stager with another number of threads."""
         options = {**self._options, "threads": threads, "outlier_pixels": self.outlier_pixels}
-        return type(self)(**options)
+        other = type(self)(**options)
+        other._apart = self._apart
+        return other
 
     def on_cpu(self) -> Stager:
         """Returns a stager that decodes all images here."""
@@ -204,39 +210,51 @@ class Stager:
     def _cut(self, data: bytes, first_row: int, rows: npt.NDArray[np.void]) -> list[Buffer] | None:
         """Returns the payloads of an image's rows, which are filled in; None if it is damaged.
 
-        A JPEG that is seekable or packed is cut to the window around those of all views, and the boxes are moved along.
-        Another one is decoded from its start to the last row that is needed, so it is decoded once.
+        A JPEG that is seekable or packed is cut to the window around those of all views or, where that takes fewer
+        pixels, to each one, and the boxes are moved along. Another one is decoded from its start to the last row that
+        is needed, so it is decoded once.
         """
         packed = is_packed(data)
         if packed and not self._cuts:
             return _whole(unpack(data), rows)
+        apart = len(rows) > 1 and self._apart and _areas(rows["window"]).sum() < _areas(_around(rows["window"]))
+        jpegs: list[Buffer] = []
+        for group in np.split(rows, len(rows)) if apart else [rows]:
+            window = _around(group["window"])
+            try:
+                cut = _native.cut(data, tuple(window.tolist()), first_row if packed else max(first_row, 0))
+                unsound = False
+            except ValueError:
+                cut, unsound = None, True
+            if cut is None and first_row != _WHOLE:
+                raise DecodeError("JPEG: its rows are not where the index says")
+            if cut is None or not self._cuts:
+                return None if unsound else _whole(data, rows)
 
-        window = _around(rows["window"])
-        try:
-            cut = _native.cut(data, tuple(window.tolist()), first_row if packed else max(first_row, 0))
-            unsound = False
-        except ValueError:
-            cut, unsound = None, True
-        if cut is None and first_row != _WHOLE:
-            raise DecodeError("JPEG: its rows are not where the index says")
-        if cut is None or not self._cuts:
-            return None if unsound else _whole(data, rows)
-
-        smaller, x, y = cut
-        rows["window"] -= (x, y, x, y)
-        rows["source"] -= (x, y, x, y)
-        return _whole(smaller, rows)
+            smaller, x, y = cut
+            group["decoded"] = window - (x, y, x, y)
+            group["window"] -= (x, y, x, y)
+            group["source"] -= (x, y, x, y)
+            group["back"] = np.arange(len(group))
+            jpegs += [smaller, *[b""] * (len(group) - 1)]
+        return jpegs
 
 
 def _whole(jpeg: bytes, rows: npt.NDArray[np.void]) -> list[Buffer]:
-    """Returns the payloads of an image's rows, all of whose views come from one JPEG."""
-    rows["back"] = np.arange(len(rows))
+    """Returns the payloads of an image's rows where all views come from one JPEG as it is."""
+    rows["decoded"], rows["back"] = _around(rows["window"]), np.arange(len(rows))
     return [jpeg, *[b""] * (len(rows) - 1)]
 
 
 def _around(windows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Returns the window around N windows (left, top, right, bottom)."""
     return np.concatenate([windows[:, :2].min(axis=0), windows[:, 2:].max(axis=0)])
+
+
+def _areas(windows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Returns the pixels of windows, int64 [...] for int32 [..., 4]."""
+    areas: npt.NDArray[np.int64] = (windows[..., 2:] - windows[..., :2]).astype(np.int64).prod(axis=-1)
+    return areas
 
 
 def _image(row: int, buffers: Sequence[Buffer], first_rows: npt.NDArray[np.int32] | None) -> tuple[bytes, int]:
