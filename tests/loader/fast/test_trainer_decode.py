@@ -190,8 +190,8 @@ def test_a_slot_that_dali_keeps_until_it_is_fed_again_is_reckoned_with(
     kept: list[Any] = []
     submit = DaliPipeline.submit
 
-    def keeping(self: DaliPipeline, payloads: Any, ticket: object) -> None:
-        submit(self, payloads, ticket)
+    def keeping(self: DaliPipeline, rows: Any, payloads: Any, ticket: object) -> None:
+        submit(self, rows, payloads, ticket)
         kept[:-1] = []
         kept.append([np.frombuffer(payload, np.uint8) for payload in payloads])
 
