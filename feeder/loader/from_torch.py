@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.converted import ConvertedDataset, conversion_of, converted
 from feeder.dataset.foreign import check_foreign, image_columns, refuse_overridden
 from feeder.decoders.programs import has_programs
+from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import DEFAULT_COLLATES, DEFAULT_PREFETCH
 from feeder.transforms import Recipe, Views
-from feeder.transforms.torchvision_recipes import Conversion, OpReport, convert
+from feeder.transforms.torchvision_recipes import Conversion, OpReport, convert, recipe_of
 
 __all__ = ["Explanation", "explain", "from_torch"]
 
@@ -43,7 +45,8 @@ def from_torch(obj: Any, *, strict: bool = False, transform: Any = None) -> Any:
     takes torchvision's ``ImageFolder``, ``DatasetFolder`` with torchvision's image loader, and what derives from them,
     such as ``ImageNet``; ``Flowers102`` and other classes of image files; ``CIFAR10`` and ``CIFAR100``;
     ``CocoDetection``, ``VOCDetection`` and ``VOCSegmentation``, also wrapped for v2's transforms; Hugging Face datasets
-    with an ``Image`` column; and ``Subset``, ``ConcatDataset`` and ``random_split`` of these.
+    with an ``Image`` column; and ``Subset``, ``ConcatDataset`` and ``random_split`` of these. timm's ``PrefetchLoader``
+    stays what it is, around feeder's loader.
 
     The result is a torch Dataset with their length, samples, labels and order; its images differ from theirs by the
     draws alone. EXIF orientation is theirs: ignored by torchvision. Samples are those of the moment of conversion.
@@ -64,7 +67,22 @@ def from_torch(obj: Any, *, strict: bool = False, transform: Any = None) -> Any:
     """
     if isinstance(obj, torch.utils.data.DataLoader):
         return _converted_loader(obj, transform, strict)
+    if (inner := _prefetched(obj)) is not None:
+        if transform is not None and getattr(recipe_of(transform), "output_dtype", "uint8") != "uint8":
+            raise ArgumentError(
+                "timm's PrefetchLoader normalizes and erases on the device: leave ToDtype, Normalize and RandomErasing "
+                "out of the transform, or make the loader with use_prefetcher=False"
+            )
+        ours = copy.copy(obj)
+        ours.loader = _converted_loader(inner, transform, strict)
+        return ours
     return converted(obj, transform, strict=strict)
+
+
+def _prefetched(obj: Any) -> Any:
+    """Returns the loader in timm's ``PrefetchLoader``; None for any other object."""
+    is_timms = (type(obj).__module__, type(obj).__name__) == ("timm.data.loader", "PrefetchLoader")
+    return obj.loader if is_timms else None
 
 
 def _converted_loader(loader: Any, transform: Any, strict: bool) -> Any:
@@ -148,7 +166,7 @@ def _op_lines(conversion: Conversion) -> list[OpReport]:
 
 def _lines(obj: Any) -> Iterator[OpReport]:
     name, theirs = type(obj).__name__, obj.theirs if isinstance(obj, ConvertedDataset) else obj
-    if isinstance(obj, torch.utils.data.DataLoader):
+    if isinstance(obj, torch.utils.data.DataLoader) or _prefetched(obj) is not None:
         yield from _lines(obj.dataset)
     elif isinstance(theirs, FeederDataset):
         yield OpReport(name, "native")

@@ -13,7 +13,7 @@ import pickle
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,44 @@ def timms_dataset(folder: Path) -> None:
     assert ours.filename(0) == theirs.filename(0)
     theirs.input_img_mode = "L"
     refused(lambda: feeder.from_torch(theirs), "ImageDataset")
+
+
+@check
+def timms_prefetcher(folder: Path) -> None:
+    """It normalizes what it gets; feeder's loader stands in its place inside."""
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    T = feeder.transforms
+
+    class PrefetchLoader:  # like timm's, without a device
+        def __init__(self, loader: Any) -> None:
+            self.loader = loader
+
+        def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for images, labels in self.loader:
+                yield images.float().sub(127.5).div(64), labels
+
+        @property
+        def dataset(self) -> Any:
+            return self.loader.dataset
+
+    PrefetchLoader.__module__ = "timm.data.loader"
+    dataset = ImageFolder(str(tree(folder)), v2.Compose([v2.Resize((16, 16)), v2.PILToTensor()]))
+    theirs = PrefetchLoader(torch.utils.data.DataLoader(dataset, batch_size=4))
+    ours = feeder.from_torch(theirs)
+    assert type(ours.loader) is feeder.DataLoader
+    assert type(theirs.loader) is torch.utils.data.DataLoader
+    assert feeder.explain(theirs).is_native
+    for (images, labels), (expected, their_labels) in zip(ours, theirs, strict=True):
+        assert (images - expected).abs().max() <= 1.01 / 64
+        assert torch.equal(labels, their_labels)
+
+    recipe = [T.Resize((16, 16)), T.ToDtype("float32", scale=True)]
+    with pytest.raises(feeder.ArgumentError, match="PrefetchLoader normalizes and erases on the device"):
+        feeder.from_torch(theirs, transform=recipe)
+    other = feeder.from_torch(theirs, transform=[T.Resize((8, 8))])
+    assert next(iter(other))[0].shape == (4, 3, 8, 8)
 
 
 @check
