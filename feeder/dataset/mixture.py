@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol
@@ -147,7 +148,10 @@ class Mixture(FeederDataset):
         ids = np.argsort(of.astype(np.min_scalar_type(len(found))), kind="stable")
         texts = [str(value) for value in found.tolist()]
         if name == "label" and whole.classes is not None:
-            texts = [whole.classes[value] for value in found.tolist()]
+            texts = [whole.classes[value] if value >= 0 else str(value) for value in found.tolist()]
+        text, times = Counter(texts).most_common(1)[0]
+        if times > 1:
+            raise ArgumentError(f"{times} groups of {name!r} have the name {text!r}: give them names of their own")
         each = np.split(ids, np.cumsum(np.bincount(of))[:-1])
         parts = [FeederDataset(PartReader(whole.reader, part), whole.recipe, whole.extras) for part in each]
 

@@ -375,6 +375,15 @@ def test_groups_of_one_dataset_have_equal_shares_and_resume_exactly(
     assert len(by_width) == 50
     with pytest.raises(ArgumentError, match="weights must have a number for each source"):
         Mixture.by(whole, "label", {"none": 1})
+
+    monkeypatch.setattr(type(dataset), "classes", [*map(str, range(6)), "last"], raising=False)
+    monkeypatch.setattr(dataset.reader, "labels", lambda: np.arange(50) % 8 - 1, raising=False)
+    unlabelled = Mixture.by(dataset, "label")
+    assert unlabelled.names == ("-1", "0", "1", "2", "3", "4", "5", "last")
+    assert sum(map(len, unlabelled.parts)) == 50
+    monkeypatch.setattr(type(dataset), "classes", [*map(str, range(6)), "5"], raising=False)
+    with pytest.raises(ArgumentError, match="2 groups of 'label' have the name '5'"):
+        Mixture.by(dataset, "label")
     monkeypatch.setattr(dataset.reader, "labels", lambda: np.zeros(50, np.float32), raising=False)
     with pytest.raises(ArgumentError, match="by whole numbers or text, and 'label' has others"):
         Mixture.by(dataset, "label")

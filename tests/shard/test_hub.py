@@ -16,7 +16,8 @@ import pytest
 
 import feeder
 from feeder import transforms as T
-from feeder.errors import ArgumentError, NotFoundError, SourceError, StoreError
+from feeder.errors import ArgumentError, NotFoundError, ShardError, SourceError, StoreError
+from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Store
 from feeder.shard.write.index_tars import index_tars
@@ -259,7 +260,21 @@ def test_an_index_is_made_on_request(hub: HubServer) -> None:
     assert (made.path, made.samples) == (f"hf://datasets/org/name@{commit}/data/index.bin", 12)
     before = len(hub.fetched)
     assert len(feeder.ShardDataset("hf://datasets/org/name/data", RECIPE)) == 12
+    assert index_tars("hf://datasets/org/name/data", columns=ManifestColumns()).samples == 12
     assert len(hub.fetched) == before
+    with pytest.raises(SourceError, match="depth"):
+        index_tars("hf://datasets/org/name/data", image_field="depth.png")
+    with pytest.raises(ShardError, match="lies in the cache; leave --out out"):
+        index_tars("hf://datasets/org/name/data", "index.bin")
+
+
+def test_a_wait_that_is_asked_for_ends_with_the_stores_patience(hub: HubServer) -> None:
+    hub.push(TARS)
+    store = open_store("hf://datasets/org/name/data", timeout=0.5)
+    assert store.size("val-000.tar").size_bytes == len(TARS["data/val-000.tar"])
+    hub.busy, hub.retry_after = 1000, 10**6
+    with pytest.raises(StoreError, match="it asks to wait for 1000000 s"):
+        store.get("val-000.tar", 0, 512)
 
 
 def test_the_example_of_the_docs_runs(hub: HubServer) -> None:

@@ -72,7 +72,7 @@ class HubServer:
         files: The files of each commit, by path.
         refs: The commits of branches.
         is_gated: True to ask for the token.
-        busy: Number of requests that are answered by 429 yet, with Retry-After.
+        busy: Number of requests that are answered by 429 yet, with ``retry_after`` seconds.
         expired: Number of signed URLs, the first ones, that the CDN takes no more.
     """
 
@@ -81,7 +81,7 @@ class HubServer:
         self.files: dict[str, dict[str, bytes]] = {}
         self.refs: dict[str, str] = {}
         self.is_gated = False
-        self.busy = self.expired = self._signed = 0
+        self.busy = self.retry_after = self.expired = self._signed = 0
         self._hub = _Server("127.0.0.1", certificates / "good.pem", self, "_answer")
         self._cdn = _Server("127.0.0.1", certificates / "good.pem", self, "_bytes")
         self._plain = _Server("127.0.0.1", None, self, "_answer")
@@ -114,7 +114,7 @@ class HubServer:
     def _answer(self, path: str, headers: Any) -> tuple[int, dict[str, str], bytes]:
         if self.busy:
             self.busy -= 1
-            return 429, {"Retry-After": "0"}, b""
+            return 429, {"Retry-After": str(self.retry_after)}, b""
         parts = urllib.parse.urlsplit(path)
         api = re.fullmatch(rf"/api/datasets/{self.repository}/revision/([^/]+)", parts.path)
         found = re.fullmatch(rf"/datasets/{self.repository}/resolve/([0-9a-f]+)/(.+)", parts.path)

@@ -13,15 +13,20 @@ import re
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from obstore.store import LocalStore
 
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.store.client import HUB
 from feeder.shard.store.fault import Fault
 from feeder.shard.store.object_store import ObjectStore
-from feeder.shard.store.store import PIECE_BYTES, Bytes, Entry, hub_folder
+from feeder.shard.store.store import Entry, hub_folder
 from feeder.shard.store.url import Url
 from feeder.system.files import atomic_file
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Client
 
 __all__ = ["HubStore"]
 
@@ -73,44 +78,22 @@ class HubStore(ObjectStore):
             raise NotFoundError(f"{self.url.object(key)}: there is no such file in the repository")
         return Entry(key, size_bytes)
 
-    def get(
-        self,
-        key: str,
-        start: int = 0,
-        end: int | None = None,
-        etag: str | None = None,
-        *,
-        size_bytes: int | None = None,
-        is_wanted: Callable[[], bool] = lambda: True,
-    ) -> Bytes:
-        if (local := self._local(key)) is not None:
-            with open(local, "rb") as file:
-                file.seek(start)
-                return file.read(-1 if end is None else end - start)
-        self._refuse_offline(key)
-        return super().get(key, start, end, size_bytes=size_bytes, is_wanted=is_wanted)
-
-    def pieces(
-        self,
-        key: str,
-        start: int,
-        end: int,
-        etag: str | None = None,
-        *,
-        is_wanted: Callable[[], bool] = lambda: True,
-    ) -> Iterator[Bytes]:
-        if self._local(key) is not None:
-            for first in range(start, end, PIECE_BYTES):
-                yield self.get(key, first, min(first + PIECE_BYTES, end))
-            return
-        self._refuse_offline(key)
-        yield from super().pieces(key, start, end, is_wanted=is_wanted)
-
     def list(self, prefix: str = "") -> Iterator[Entry]:
         folder = self._full(prefix)
         for path, size_bytes in sorted(self._listing().items()):
             if not folder or path.startswith(f"{folder}/"):
                 yield Entry(path[len(self._path) + 1 if self._path else 0 :], size_bytes)
+
+    def _place(self, key: str) -> tuple[Client, str]:
+        if (local := self._local(key)) is not None:
+            return LocalStore(os.path.dirname(local)), os.path.basename(local)
+        self._refuse_offline(key)
+        return super()._place(key)
+
+    def _follow(self, key: str) -> None:
+        if self._local(key) is None:
+            self._refuse_offline(key)
+            super()._follow(key)
 
     def _full(self, key: str) -> str:
         """Returns the path of a file in the repository."""

@@ -396,7 +396,7 @@ class ObjectStore:
                     )
                 redirects = 0
                 pause_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt - 1, 10))
-                time.sleep(wait_s or pause_s * random.uniform(0.5, 1))
+                time.sleep(min(wait_s, patience_s - waited_s) or pause_s * random.uniform(0.5, 1))
             with self._lock:
                 self.retries += 1
 

@@ -84,6 +84,8 @@ def index_tars(
     if is_remote(pattern):
         url = Url.parse(split_url(pattern)[0].partition("{")[0].partition("*")[0])
         if url.scheme == "hf":
+            if out is not None:
+                raise ShardError(f"{url}: the index of tars on the Hub lies in the cache; leave --out out")
             return _index_hub(open_store(pattern).url, image_field, columns, progress)
         refuse_web_server(url)
         with tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
@@ -146,7 +148,7 @@ def _index_hub(tars: Url, image_field: str | None, columns: ManifestColumns | No
     path = os.path.join(folder, name)
     with open(f"{path}.lock", "wb") as lock, tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.exists(path):
+        if os.path.exists(path) and image_field is None and columns in (None, ManifestColumns()):
             index = open_index(path)
             return IndexSummary(str(place.joined(name)), index.shard_count, len(index), [])
         stored = _stored_tars(str(tars), image_field, columns, copies)
