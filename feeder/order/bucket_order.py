@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -165,6 +166,21 @@ class BucketOrder(Order):
         return found
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """Full batches that were drawn together.
+
+    Attributes:
+        buckets, firsts: The bucket of each batch, and its first sample there.
+        left, next: Of each bucket, full batches and first sample that come after them.
+    """
+
+    buckets: list[int]
+    firsts: list[int]
+    left: list[int]
+    next: list[int]
+
+
 class BucketSplit(Split):
     """Divides an epoch in buckets among steps and ranks; see Note [Order of buckets].
 
@@ -203,8 +219,8 @@ class BucketSplit(Split):
         self._set(_done=self._kept_of(done))
         left = np.diff(first) - self._done
         self._set(_rests=left % self._global_batch)
-        self._set(_unsequenced=(left // self._global_batch).tolist(), _full=int((left // self._global_batch).sum()))
-        self._set(_next=self._done.tolist(), _sequence=[], _firsts=[])
+        full = left // self._global_batch
+        self._set(_full=int(full.sum()), _drawn={-1: _Drawn([], [], full.tolist(), self._done.tolist())})
 
     _order: BucketOrder
     _epoch: int
@@ -214,11 +230,8 @@ class BucketSplit(Split):
     _done: npt.NDArray[np.int64]
     _rests: npt.NDArray[np.int64]  # of each bucket, what its last full batch leaves
     _full: int  # number of full batches
-    # Grow as steps are asked for: the bucket of each full batch, and its first sample there.
-    _sequence: list[int]
-    _firsts: list[int]
-    _unsequenced: list[int]  # full batches of each bucket that are not in the sequence yet
-    _next: list[int]
+    # Grows as steps are asked for, by several threads: what each adds follows from what stands before it.
+    _drawn: dict[int, _Drawn]
 
     def _set(self, **fields: object) -> None:
         for name, value in fields.items():
@@ -230,8 +243,8 @@ class BucketSplit(Split):
         begin = self._begin + step * self._global_batch
         offsets = first - begin + np.arange(size, dtype=np.int64)
         if step < self._full:
-            self._draw_sequence(step)
-            return self._positions(int(self._first[self._sequence[step]]) + self._firsts[step] + offsets)
+            drawn, number = self._drawn_with(step), step % _DRAWN_AT_ONCE
+            return self._positions(int(self._first[drawn.buckets[number]]) + drawn.firsts[number] + offsets)
         return self._shared(begin + offsets % min(self._global_batch, self.kept - begin))
 
     def run(self, first_step: int, end_step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -244,8 +257,7 @@ class BucketSplit(Split):
         begin = self._begin + step * self._global_batch
         self._share(step)
         if step < self._full:
-            self._draw_sequence(step)
-            return self._sequence[step]
+            return self._drawn_with(step).buckets[step % _DRAWN_AT_ONCE]
         middle = begin + min(self._global_batch, self.kept - begin) // 2
         return int(self._order.table.bucket_at(self._shared(np.array([middle])))[0])
 
@@ -257,9 +269,8 @@ class BucketSplit(Split):
         """Returns the samples of each bucket that the whole job has consumed, or passed over, after ``steps`` steps
         from ``start``."""
         full = min(steps, self._full)
-        if full:
-            self._draw_sequence(full - 1)
-        done = self._done + self._global_batch * np.bincount(self._sequence[:full], minlength=len(self._done))
+        drawn, number = self._drawn_with(full - 1), (full - 1) % _DRAWN_AT_ONCE + 1
+        done = np.array(drawn.next) - self._global_batch * np.bincount(drawn.buckets[number:], minlength=len(self._done))
         shared = min(self.kept - self._begin, steps * self._global_batch) - full * self._global_batch
         before = np.cumsum(self._rests) - self._rests
         done = done + np.clip(shared - before, 0, self._rests)
@@ -297,17 +308,24 @@ class BucketSplit(Split):
         owners = np.searchsorted(ends, row, side="right")
         return self._positions(self._first[owners + 1] - ends[owners] + row)
 
-    def _draw_sequence(self, step: int) -> None:
-        """Draws the sequence of full batches up to a step."""
-        left, size = self._unsequenced, self._global_batch
-        while len(self._sequence) <= step:
-            ahead = min(_DRAWN_AT_ONCE, self._full - len(self._sequence))
-            consumed = self._begin + size * (len(self._sequence) + np.arange(ahead))
-            drawn = uniform(self._order.seed, self._epoch, consumed, Stream.BUCKET_SEQUENCE, 1)[:, 0].tolist()
-            for number in drawn if self._order.shuffle else [0.0] * ahead:
-                ends = list(itertools.accumulate(left))
-                bucket = bisect.bisect_right(ends, int(number * ends[-1]))
-                self._sequence.append(bucket)
-                self._firsts.append(self._next[bucket])
-                left[bucket] -= 1
-                self._next[bucket] += size
+    def _drawn_with(self, step: int) -> _Drawn:
+        """Returns the full batches that were drawn together with a step's; with step -1's: none."""
+        wanted = step // _DRAWN_AT_ONCE
+        number = next(each for each in range(wanted, -2, -1) if each in self._drawn)
+        for number in range(number + 1, wanted + 1):
+            self._drawn[number] = self._draw(number, self._drawn[number - 1])
+        return self._drawn[wanted]
+
+    def _draw(self, number: int, before: _Drawn) -> _Drawn:
+        first, size = number * _DRAWN_AT_ONCE, self._global_batch
+        drawn = _Drawn([], [], before.left.copy(), before.next.copy())
+        consumed = self._begin + size * np.arange(first, min(self._full, first + _DRAWN_AT_ONCE))
+        odds = uniform(self._order.seed, self._epoch, consumed, Stream.BUCKET_SEQUENCE, 1)[:, 0].tolist()
+        for each in odds if self._order.shuffle else [0.0] * len(odds):
+            ends = list(itertools.accumulate(drawn.left))
+            bucket = bisect.bisect_right(ends, int(each * ends[-1]))
+            drawn.buckets.append(bucket)
+            drawn.firsts.append(drawn.next[bucket])
+            drawn.left[bucket] -= 1
+            drawn.next[bucket] += size
+        return drawn

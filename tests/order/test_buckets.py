@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import threading
 import tracemalloc
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -50,6 +53,26 @@ def global_batches(
 
 def bucket_of(order: BucketOrder, sample: int) -> int:
     return int(order.table.bucket_at(np.flatnonzero(order.table.members == sample))[0])
+
+
+def test_threads_that_ask_one_split_at_once_get_the_batches_of_one() -> None:
+    order = order_of([900, 700, 500, 300])
+    want = [BucketSplit(order, 3, 2).positions(step).tolist() for step in range(1200)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(20):
+                split, begin = BucketSplit(order, 3, 2), threading.Barrier(4)
+
+                def asked(split: BucketSplit = split, begin: threading.Barrier = begin) -> list[list[int]]:
+                    begin.wait()
+                    return [split.positions(step).tolist() for step in (1199, 0, 600, 1100)]
+
+                found = [each.result() for each in [threads.submit(asked) for _ in range(4)]]
+                assert found == [[want[1199], want[0], want[600], want[1100]]] * 4
+    finally:
+        sys.setswitchinterval(interval)
 
 
 COUNTS = st.lists(st.integers(0, 40), min_size=4, max_size=4)
