@@ -193,11 +193,10 @@ def test_only_what_would_help_is_advised(tree: Path, shards: Path) -> None:
 
 def test_the_report_begins_with_the_verdict_and_doubts_what_a_busy_machine_measured() -> None:
     def shown(ours: list[float], theirs: list[float], load: float = 0.5) -> str:
-        runs = {"feeder": {1: [*map(_run_of, ours)]}, "torch": {1: [*map(_run_of, theirs)]}}
         options = asdict(BenchOptions("train", "uint8", 24, 64, (1,), seconds=1, repeats=2))
-        figures = bench_run._figures(runs, {"feeder": [1.0], "torch": [1.0]}, (1,))
-        about = {"kind": "shards", "images": 9, "absent": {}, "usable_cores": 2, "load": load}
-        return render({**about, "options": options, **figures})
+        rates = {name: {"1": spread(found)} for name, found in (("feeder", ours), (RIVALS["torch"].title(), theirs))}
+        about = {"kind": "shards", "images": 9, "absent": {}, "usable_cores": 2, "load": load, "options": options}
+        return render({**about, "images_per_s": rates, "pss_mib": rates, "stages_ms": {}, "bottleneck": {}})
 
     ours = RIVALS["torch"].title()
     assert shown([600, 620], [100, 140]).startswith(f"feeder gives 5.1 times as many images a second as {ours}, the")

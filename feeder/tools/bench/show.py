@@ -75,10 +75,9 @@ def _verdict(result: Mapping[str, Any], most: str) -> list[str]:
 def _doubts(result: Mapping[str, Any], most: str) -> list[str]:
     """Returns the reasons why the figures may not hold on an idle machine."""
     found = []
-    if result["load"] > result["usable_cores"]:
-        found.append(
-            f"{result['load']:.1f} processes wanted the {count(result['usable_cores'], 'core')} before it began"
-        )
+    cores, load = result.get("usable_cores", math.inf), result.get("load", 0.0)
+    if load > cores:
+        found.append(f"{load:.1f} processes wanted the {count(cores, 'core')} before it began")
     for name, rates in result["images_per_s"].items():
         if (wide := rates[most]["max"] / rates[most]["min"]) > _WIDE:
             found.append(f"{name}'s runs differ {wide:.1f} times")
