@@ -19,8 +19,8 @@ FILES = sorted(FOLDER.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
-    "(top)": 175,
-    "dataset": 2_825,
+    "(top)": 177,
+    "dataset": 2_836,
     "decoders": 3_645,
     "fields": 360,
     "loader": 8_355,
@@ -29,9 +29,9 @@ STATEMENTS = {
     "shard": 8_606,
     "system": 690,
     "tools": 4_780,
-    "transforms": 2_435,
+    "transforms": 2_467,
 }
-TOKENS = 460_270
+TOKENS = 460_820
 OWN_PARAMETERS = 15
 DENSE = 17
 
