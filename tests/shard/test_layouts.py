@@ -743,6 +743,23 @@ def test_classes_of_hugging_face_have_their_names(tmp_path: Path) -> None:
         shard(str(tmp_path / "bad.parquet"))
 
 
+def test_a_table_without_a_column_of_labels_says_which_may_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos(tmp_path / "images")
+    put(tmp_path / "list.csv", "id_code,diagnosis\n" + "".join(f"{name},{k}\n" for k, name in enumerate("abc")))
+    put(tmp_path / "names.csv", "id_code\na\nb\n")
+    assert main(["shard", str(tmp_path / "list.csv")]) == 0
+    asked = "no labels: --label-column names a column for them"
+    assert f"{asked}, such as diagnosis\n" in capsys.readouterr().err
+    assert main(["shard", str(tmp_path / "names.csv")]) == 0
+    assert f"{asked}\n" in capsys.readouterr().err
+    assert (
+        main(["shard", str(tmp_path / "list.csv"), "--out", str(tmp_path / "out"), "--label-column", "diagnosis"]) == 0
+    )
+    assert {label for *_, label in samples_of(tmp_path / "out")} == {0, 1, 2}
+
+
 def test_the_images_of_a_table_are_found_by_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for suffix in ("", ".png"):
         photos(tmp_path / "images", [f"{name}{suffix or '.jpg'}" for name in "abc"])
