@@ -30,14 +30,20 @@ _WARM_BATCHES = 3
 _IMPORT = ("import torch\n", "import feeder\nimport torch\n")
 
 
+def _converted(loader: str) -> tuple[str, str]:
+    """Returns the edit that converts a loader before it is returned."""
+    end = f"    return {loader}\n"
+    return end, f"    {loader} = feeder.from_torch({loader})\n{end}"
+
+
 # By script and variant, what a person replaces by what.
 EDITS: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
     script: {
-        FOLDER: (_IMPORT, (f"return {loader}\n", f"return feeder.from_torch({loader})\n")),
+        FOLDER: (_IMPORT, _converted(loader)),
         SHARDS: (
             _IMPORT,
             (f"{module}.ImageFolder(", "feeder.ShardDataset("),
-            (f"return {loader}\n", f"return feeder.from_torch({loader})\n"),
+            _converted(loader),
         ),
     }
     for script, module, loader in (
@@ -51,8 +57,10 @@ EDITS["dino"] = {
         _IMPORT,
         (
             "    return data_loader\n",
-            "    views = [transform.global_transfo1, transform.global_transfo2, *[transform.local_transfo] * 6]\n"
-            "    return feeder.from_torch(data_loader, transform=feeder.transforms.Views(views))\n",
+            "    views = [transform.global_transfo1, transform.global_transfo2]"
+            " + [transform.local_transfo] * transform.local_crops_number\n"
+            "    data_loader = feeder.from_torch(data_loader, transform=feeder.transforms.Views(views))\n"
+            "    return data_loader\n",
         ),
     ),
 }
@@ -66,7 +74,7 @@ EDITS["own_dataset"] = {
         ("torch.utils.data.DataLoader(", "feeder.DataLoader("),
     ),
 }
-EDITS["timm_train"] = {FOLDER: (_IMPORT, ("return loader\n", "return feeder.from_torch(loader)\n"))}
+EDITS["timm_train"] = {FOLDER: (_IMPORT, _converted("loader"))}
 
 
 def source(script: str, variant: str) -> str:

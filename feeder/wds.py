@@ -221,6 +221,11 @@ def _check_sample(sample: Any) -> None:
             f"feeder's decoder takes whole samples, dicts with their key, and got {type(sample).__name__}: give it to "
             ".map or .decode, not to .map_dict or .map_tuple, and before .to_tuple"
         )
+    if "__key__" not in sample:
+        raise ArgumentError(
+            "a sample has no __key__, which feeder draws by: put feeder's decoder before the stage that drops it, such "
+            "as .rename(keep=False)"
+        )
     if isinstance(sample.get("__key__"), (list, tuple)):
         raise ArgumentError(
             "feeder's decoder got a batch that .batched(n) has collated: put .listed(n) in place of .batched(n), and "

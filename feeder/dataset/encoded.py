@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +60,14 @@ class Encoded:
     def __init__(self, data: str | os.PathLike[str] | bytes | bytearray | memoryview, transform: Any = None) -> None:
         self.data: str | bytes = data if isinstance(data, (str, bytes)) else _path_or_bytes(data)
         self.recipe = _recipe_of(transform)
+
+    if not TYPE_CHECKING:  # a type checker would take it for every name
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"feeder.Encoded has no {name!r}, as the loader decodes it later: give it all that is done to the "
+                "image as transform=; Encoded(...).decode() is a tensor"
+            )
 
     def __repr__(self) -> str:
         shown = repr(self.data) if isinstance(self.data, str) else f"<{len(self.data):,} bytes>"

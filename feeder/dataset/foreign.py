@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -368,6 +368,14 @@ def check_foreign(dataset: Any) -> Callable[[Any], ForeignReader]:
         TypeError: for a dataset of a kind that is not taken, and for one that reads or counts samples in its own way.
     """
     kind, owner = type(dataset).__name__, _owner(dataset, "__getitem__")
+    if isinstance(dataset, Mapping):
+        first = next(iter(dataset), None)
+        raise TypeError(f"{kind} holds several datasets: give feeder.from_torch one of them, such as {first!r}")
+    if any(each.__name__ == "IterableDataset" for each in type(dataset).__mro__):
+        raise TypeError(
+            f"{kind} has no samples by number, as feeder.from_torch needs them: load it without streaming, or let it "
+            "`yield feeder.Encoded(path), label` where it opened the image, and give it to feeder.DataLoader"
+        )
     library = owner.partition(".")[0]
     if owner not in _KINDS:
         own = library not in ("datasets", "timm", "torchvision", "")

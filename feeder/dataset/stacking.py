@@ -33,13 +33,16 @@ def check_stackable(samples: list[tuple[Any, ...]], recipe: Recipe | Views) -> N
     Other callers, and loaders with their own collate function, get the samples as they are.
 
     Args:
-        samples: (image, ...) of a batch that ``dataset.__getitems__``, the caller, is about to return.
+        samples: (image, ...), or rows, of a batch that ``dataset.__getitems__``, the caller, is about to return.
         recipe: The dataset's recipe.
 
     Raises:
         ArgumentError: naming the op that the recipe lacks.
     """
-    if isinstance(recipe, Views) or recipe.output_size is not None or len({sample[0].shape for sample in samples}) < 2:
+    if isinstance(recipe, Views) or recipe.output_size is not None:
+        return
+    images = [image for sample in samples if isinstance(sample, tuple) for image in sample[:1]]
+    if len({getattr(image, "shape", None) for image in images}) < 2:  # Pillow images have none
         return
     frame = sys._getframe(2)
     while type(asking := frame.f_locals.get("self")) is Subset and frame.f_back is not None:

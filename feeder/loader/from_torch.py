@@ -194,6 +194,8 @@ def _lines(obj: Any) -> Iterator[OpReport]:
             yield OpReport(column, "python", "Pillow decodes further image columns")
         form = getattr(theirs, "format", None)
         if isinstance(form, dict) and form["type"] == "custom":
-            yield OpReport("set_transform", "python", "it is a function of rows")
+            yield OpReport(
+                "set_transform", "python", "it is a function of rows", "the image's ops run natively as transform="
+            )
         if getattr(theirs, "target_transform", None) is not None:
             yield OpReport("target_transform", "python", "it is a function of targets")

@@ -256,5 +256,8 @@ def _as_array(result: Any) -> npt.NDArray[Any]:
         pixels = np.asarray(result)
         result = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     if not isinstance(result, np.ndarray):
-        raise ArgumentError(f"the function of Lambda must return an array, a tensor or an image, got {type(result)!r}")
+        views = "; for several views give transform=Views([...])" if isinstance(result, (list, tuple)) else ""
+        raise ArgumentError(
+            f"the function of Lambda must return an array, a tensor or an image, got {type(result)!r}{views}"
+        )
     return result

@@ -12,6 +12,7 @@ import dis
 import inspect
 import itertools
 import logging
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from feeder.transforms import (
 )
 from feeder.transforms.choice import RandomApply, RandomChoice, RandomOrder
 from feeder.transforms.function import Lambda
-from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, Resize
+from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from feeder.transforms.op import Op, SizeBounds
 from feeder.transforms.photometric import GaussianNoise, Grayscale, RandomErasing
 from feeder.transforms.recipe import Compose, Recipe
@@ -379,8 +380,8 @@ def _convert_one(op: Any, state: _State) -> _State:
         return state.then(op)
     if name == "Identity" and _is_theirs(op, "torch.nn.modules.", "torchvision.transforms."):
         return state
-    if name == "MaybeToTensor" and _is_theirs(op, "timm.data.transforms."):
-        return state if state.kind != "pil" else _to_tensor(op, state)
+    if _is_theirs(op, "timm.", "open_clip."):
+        return _timms(op, name, state)
     if not _is_theirs(op):
         return _function(op, state)
     if name in _RULES:
@@ -388,6 +389,48 @@ def _convert_one(op: Any, state: _State) -> _State:
     if name in _SAME:
         return _same(op, name, state)
     raise ArgumentError("it has no counterpart")
+
+
+def _timms(op: Any, name: str, state: _State) -> _State:
+    """Takes an op of timm or open_clip."""
+    is_pillow = state.kind == "pil"
+    if name in ("MaybeToTensor", "MaybePILToTensor"):
+        rule = _to_tensor if name == "MaybeToTensor" else _pil_to_tensor
+        return rule(op, state) if is_pillow else state
+    if name == "MaybeConvertMode" and (not is_pillow or (op.mode == "RGB" and state.channels == 3)):
+        return state
+    if name in ("color_jitter", "gray_scale"):
+        return state.then(RandomApply(_inner(op.transf, state), op.p))
+
+    if name == "RandomResizedCropAndInterpolation" and is_pillow:
+        return state.then(RandomResizedCrop(op.size, op.scale, op.ratio, _one(op.interpolation)))
+    if name == "RandAugment" and is_pillow:
+        return state.then(_timm_augment(op))
+    if name == "RandomErasing" and state.is_float and not op.rand_color and op.max_count == 1:
+        ratio = [math.exp(each) for each in op.log_aspect_ratio]
+        value = "random" if op.per_pixel else 0.0
+        return state.then(RandomErasing(op.probability, (op.min_area, op.max_area), ratio, value))
+    raise ArgumentError("it has no counterpart")
+
+
+def _one(interpolation: Any) -> Any:
+    if isinstance(interpolation, (tuple, list)):
+        raise ArgumentError("it draws its interpolation: give it one, such as interpolation='bicubic'")
+    return interpolation
+
+
+def _timm_augment(op: Any) -> augment.TimmRandAugment:
+    """Returns the op of timm's ``RandAugment``, whose augmentations have one configuration."""
+    first, names = op.ops[0], [each.name for each in op.ops]
+    plain = [name.removesuffix("Rel").removesuffix("Increasing") for name in names]
+    increasing = sum(name.endswith("Increasing") for name in names)
+    is_known = plain == [*augment.TIMM_AUGMENTATIONS[1:]] and increasing in (0, 6) and names[-1].endswith("Rel")
+    if not is_known or op.choice_weights is not None or first.hparams.get("translate_pct", 0.45) != 0.45:
+        raise ArgumentError("its augmentations are not those of timm's usual configurations")
+
+    config = f"rand-m{first.magnitude}-n{op.num_layers}-p{first.prob}-inc{increasing // 6}"
+    config += f"-mstd{min(first.magnitude_std, 101)}-mmax{first.magnitude_max or 10}"
+    return augment.TimmRandAugment(config, _one(first.kwargs["resample"]), first.kwargs["fillcolor"])
 
 
 def _same(op: Any, name: str, state: _State) -> _State:

@@ -19,19 +19,19 @@ FILES = sorted(FOLDER.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
-    "(top)": 175,
-    "dataset": 2_825,
+    "(top)": 180,
+    "dataset": 2_840,
     "decoders": 3_645,
     "fields": 360,
     "loader": 8_355,
     "order": 1_405,
     "service": 1_595,
-    "shard": 8_580,
-    "system": 690,
+    "shard": 8_615,
+    "system": 695,
     "tools": 4_925,
-    "transforms": 2_435,
+    "transforms": 2_470,
 }
-TOKENS = 462_200
+TOKENS = 463_300
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -26,6 +26,7 @@ from tests.support.tokenizer_files import word_tokenizer
 
 # What other tests run, by page and a sign of the block, or its language. The test's file has the sign, too.
 ELSEWHERE = {
+    ("README.md", "from_torch(train_loader)"): "scenarios/test_switch.py::test_the_code_of_the_page_trains",
     ("README.md", "train_step(images, labels)"): "project/test_ground.py::test_the_training_example_of_the_readme_runs",
     ("docs/cluster.md", "ray_train.py"): (
         "scenarios/test_ray_examples.py::test_training_goes_on_exactly_after_a_worker_is_killed"
@@ -50,7 +51,14 @@ ELSEWHERE = {
     ("docs/switching.md", "diff"): "scenarios/test_switch.py::test_the_changes_of_the_page_are_those_of_the_scripts",
     **{
         ("docs/switching.md", sign): "scenarios/test_switch.py::test_the_code_of_the_page_trains"
-        for sign in ("wrap_dataset_for", "TimmRandAugment", "LightningDataModule", "accelerator", "transformers")
+        for sign in (
+            "wrap_dataset_for",
+            "LightningDataModule",
+            "accelerator",
+            "transformers",
+            "ClassificationTrainer",
+            "random_split",
+        )
     },
     ("docs/mixtures.md", "python"): "loader/test_mixture.py::test_the_examples_of_the_docs_run",
     ("docs/new-backend.md", "class ToyDecoder"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",

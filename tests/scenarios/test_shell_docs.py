@@ -46,6 +46,19 @@ def images(folder: Path) -> None:
     make_images(folder / "images", count=6, classes=2)
 
 
+def validation_images(folder: Path) -> None:
+    """ImageNet's as Kaggle has them: an image's label is the first word of its row's boxes."""
+    make_images(folder / "images", count=2, classes=1)
+    place = folder / "ILSVRC/Data/CLS-LOC/val"
+    place.mkdir(parents=True)
+    rows = ["ImageId,PredictionString"]
+    for number, path in enumerate(sorted(folder.glob("images/*/*.jpg"))):
+        name = f"ILSVRC2012_val_{number:08d}"
+        path.rename(place / f"{name}.JPEG")
+        rows.append(f"{name},n0144000{number} 1 2 30 40 n0144000{number} 5 6 7 8 ")
+    (folder / "LOC_val_solution.csv").write_text("\n".join([*rows, ""]))
+
+
 def targets(folder: Path) -> None:
     """COCO's, Pascal VOC's, YOLO's, ADE20K's and Cityscapes' trees."""
     found = boxes(folder / "coco")
@@ -144,6 +157,7 @@ LOCAL: dict[tuple[str, str], tuple[Callable[[Path], object], dict[str, str]]] = 
     ("docs/sharding.md", "# writes ./images-shards"): (images, {}),
     ("docs/sources.md", "instances_train2017.json"): (targets, {}),
     ("docs/sources.md", "--list-column"): (tables_of_captions, {}),
+    ("docs/sources.md", "LOC_val_solution.csv"): (validation_images, {}),
     ("docs/shard-sets.md", "feeder append"): (a_set_and_more, {}),
 }
 STORES = {
@@ -165,6 +179,8 @@ def test_shell_on_the_local_disk(page: str, sign: str, tmp_path: Path) -> None:
     prepare, places = LOCAL[page, sign]
     prepare(tmp_path)
     run_shell(smaller(block(page, sign, "sh"), places), tmp_path)
+    if sign == "LOC_val_solution.csv":
+        assert feeder.ShardDataset(tmp_path / "val-shards").classes == ["n01440000", "n01440001"]
     if sign == "feeder replay":
         assert len(list((tmp_path / "batch").glob("*.png"))) == 1
 

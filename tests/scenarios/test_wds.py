@@ -219,8 +219,12 @@ def test_refuses_images_that_are_decoded_already(urls: list[str]) -> None:
         (lambda dataset, decoder: dataset.to_tuple("jpg").map_tuple(decoder), "and got bytes: give it to .map or"),
         (lambda dataset, decoder: dataset.to_tuple("jpg").map(decoder), "got tuple: .* before .to_tuple"),
         (lambda dataset, decoder: dataset.to_tuple("jpg").listed(2).map(decoder), "got tuple: .* before .to_tuple"),
+        (
+            lambda dataset, decoder: dataset.rename(image="jpg", keep=False).map(decoder),
+            r"before .*\.rename\(keep=False\)",
+        ),
     ],
-    ids=["batched", "map_dict", "map_tuple", "tuples", "listed tuples"],
+    ids=["batched", "map_dict", "map_tuple", "tuples", "listed tuples", "renamed"],
 )
 def test_says_in_which_place_of_a_pipeline_it_works(tmp_path: Path, put: Callable[..., Any], message: str) -> None:
     urls = [str(write_tar(tmp_path / "a.tar", [("a.jpg", encode(pixels(0))), ("b.jpg", encode(pixels(1)))]))]

@@ -380,6 +380,12 @@ def ilsvrc(root: Path) -> None:
     put(root / "LOC_val_solution.csv", "ImageId,PredictionString\nILSVRC2012_val_00000001,n01440764 1 2 3 4\n")
 
 
+def classes_and_validation(root: Path) -> None:
+    photos(root / "train2/cat")
+    photos(root / "train2/dog")
+    photos(root / "val2")
+
+
 def coco_without_its_files(root: Path) -> None:
     photos(root / "images", ("x.jpg",))
     coco(root / "annotations.json")
@@ -462,7 +468,8 @@ AMBIGUOUS: dict[str, tuple[Make, list[str]]] = {
             f"{_VOC_MASKS} --names {{root}}/VOCdevkit/VOC2012/ImageSets/Segmentation/val.txt",
         ],
     ),
-    "ILSVRC": (ilsvrc, [f"{{root}}/ILSVRC/Data/CLS-LOC/{s}" for s in ("train", "val")]),
+    "ILSVRC": (ilsvrc, ["{root}/ILSVRC/Data/CLS-LOC/train", "{root}/ILSVRC/Data/CLS-LOC/val --no-labels"]),
+    "classes and validation": (classes_and_validation, ["{root}/train2", "{root}/val2 --no-labels"]),
     "COCO without its files": (
         coco_without_its_files,
         ["{root}/images", "{root}/images --annotations {root}/annotations.json"],
@@ -497,6 +504,69 @@ def test_another_layout_ends_with_the_commands_to_choose_from(
         assert main(arguments) in ((0, 1, 3) if expected_bad else (0,))
     assert len(set(outs)) == len(outs)
     assert [out.parent for out in outs] == [tmp_path] * len(outs)  # not in the source, which would find it again
+
+
+_CITIES = "--pair 'images={root}/leftImg8bit/train/*_leftImg8bit.png' 'masks={root}/gtFine/train/*_gtFine_labelIds.png'"
+
+
+@pytest.mark.parametrize(
+    ("make", "part", "options"),
+    [
+        (cityscapes, "leftImg8bit/train", [_CITIES, "{root}/leftImg8bit/train --no-labels"]),
+        (cityscapes, "leftImg8bit", [_CITIES, _CITIES.replace("/train/", "/val/")]),
+        (cityscapes, "gtFine", [_CITIES, _CITIES.replace("/train/", "/val/")]),
+        (ilsvrc, "ILSVRC/Data/CLS-LOC/val", ["{root}/ILSVRC/Data/CLS-LOC/val --no-labels"]),
+        (classes_and_validation, "val2", ["{root}/val2 --no-labels"]),
+    ],
+)
+def test_a_part_whose_labels_or_masks_lie_elsewhere_ends_with_the_commands(
+    make: Make, part: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "set"
+    make(root)
+    for name in ("train", "val"):
+        if make is cityscapes:
+            photos(root / f"leftImg8bit/{name}/ulm", ["ulm_leftImg8bit.png"])
+            masks(root / f"gtFine/{name}/ulm", ["ulm_gtFine_labelIds.png"])
+    assert main(["shard", str(root / part)]) == 1
+
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"feeder: {root / part}: ")
+    commands = [line.strip() for line in lines if not line.endswith(" --class-folders")]
+    assert [command.partition(" --out ")[0] for command in commands] == [
+        f"feeder shard {each.format(root=root)}" for each in options
+    ]
+    assert len({shlex.split(command)[-1] for command in commands}) == len(commands)
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0
+        assert all(label == -1 for *_, label in samples_of(Path(shlex.split(command)[-1])))
+
+
+def test_masks_of_cityscapes_are_no_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "set"
+    cityscapes(root)
+    assert main(["shard", str(root / "gtFine/train"), "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().err.splitlines()[0].endswith(f"as by: feeder shard {_CITIES.format(root=root)}")
+    assert len(samples_of(tmp_path / "out")) == 3
+
+
+def test_a_folder_without_labels_has_all_images_below_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos(tmp_path / "set", ("a.jpg",))
+    photos(tmp_path / "set/train/cat", ("b.jpg",))
+    put(tmp_path / "set/train/cat/b.txt", "a cat")
+    photos(tmp_path / "set/val", ("c.jpg",))
+    assert main(["shard", str(tmp_path / "set/val"), "--no-labels", "--out", str(tmp_path / "val")]) == 0
+    assert main(["shard", str(tmp_path / "set"), "--no-labels", "--class-folders"]) == 0
+    assert "3 samples (flat folder, no labels)" in capsys.readouterr().out
+    out = tmp_path / "set-shards"
+    assert sorted((path, label) for path, _, label in samples_of(out)) == [
+        ("a.jpg", -1),
+        ("train/cat/b.jpg", -1),
+        ("val/c.jpg", -1),
+    ]
+    assert feeder.ShardDataset(out).classes is None
+    assert member(out, "train/cat/b.jpg", "txt") == b"a cat"
+    assert bad(out) == {}
 
 
 def test_the_choice_for_an_append_is_of_commands_that_append(
@@ -671,6 +741,23 @@ def test_classes_of_hugging_face_have_their_names(tmp_path: Path) -> None:
     table(tmp_path / "bad.parquet", [{**rows(1)[0], "label": 2}])
     with pytest.raises(feeder.SourceError, match="column 'label' holds the class 2, of 2 classes"):
         shard(str(tmp_path / "bad.parquet"))
+
+
+def test_a_table_without_a_column_of_labels_says_which_may_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos(tmp_path / "images")
+    put(tmp_path / "list.csv", "id_code,diagnosis\n" + "".join(f"{name},{k}\n" for k, name in enumerate("abc")))
+    put(tmp_path / "names.csv", "id_code\na\nb\n")
+    assert main(["shard", str(tmp_path / "list.csv")]) == 0
+    asked = "no labels: --label-column names a column for them"
+    assert f"{asked}, such as diagnosis\n" in capsys.readouterr().err
+    assert main(["shard", str(tmp_path / "names.csv")]) == 0
+    assert f"{asked}\n" in capsys.readouterr().err
+    assert (
+        main(["shard", str(tmp_path / "list.csv"), "--out", str(tmp_path / "out"), "--label-column", "diagnosis"]) == 0
+    )
+    assert {label for *_, label in samples_of(tmp_path / "out")} == {0, 1, 2}
 
 
 def test_the_images_of_a_table_are_found_by_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

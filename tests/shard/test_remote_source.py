@@ -55,6 +55,9 @@ def test_class_folders_in_a_store(tree: Path, tmp_path: Path, upload: Upload, bu
     bucket.put("more/class-0/", b"")  # markers of folders, as consoles make them
     _same_set(str(tree), url, tmp_path / "1", kept(samples_per_shard=20))
     _same_set(str(tree.parent / "more"), f"{bucket.url}/more/", tmp_path / "2", kept(max_bad=1))
+    unlabelled = ManifestColumns(has_labels=False)
+    _same_set(str(tree.parent / "more"), f"{bucket.url}/more/", tmp_path / "3", kept(max_bad=1, columns=unlabelled))
+    assert {label for *_, label in samples_of(tmp_path / "3" / "from-remote")} == {-1}
 
 
 def test_a_flat_folder_with_members_in_a_store(tmp_path: Path, upload: Upload) -> None:

@@ -23,6 +23,7 @@ PAGES = [
 # For few cores and little data.
 SMALLER = {
     "num_workers=8": "num_workers=1",
+    'num_workers="auto"': "num_workers=1",
     "batch_size=256": "batch_size=4",
     "batch_size=64": "batch_size=4",
     "batch_size=16": "batch_size=4",

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -89,10 +89,47 @@ def _detection(code: str, names: dict[str, Any]) -> None:
     assert all(target["boxes"].shape == (1, 4) and target["boxes"][0, 2] < 24 for target in targets)
 
 
-def _timm(code: str, names: dict[str, Any]) -> None:
-    names["loader"] = torch.utils.data.DataLoader(names["ImageFolder"]("files"), 4)
-    exec(code.replace("224,", "24,"), names)
-    assert sum(len(labels) for images, labels in names["loader"] if images.shape[1:] == (3, 24, 24)) == _SAMPLES
+def _readme(code: str, names: dict[str, Any]) -> None:
+    exec(code, names)
+    names["loader"] = names["train_loader"]
+    assert sum(len(labels) for _, labels in names["loader"]) == _SAMPLES
+
+
+def _parts(code: str, names: dict[str, Any]) -> None:
+    from torchvision.transforms import v2
+
+    crop = v2.Compose([v2.ToImage(), v2.CenterCrop(16), v2.ToDtype(torch.float32, scale=True)])
+    names["crop"] = crop
+    exec(code, names)
+    loaders = [feeder.DataLoader(names[part], 4) for part in ("train", "valid")]
+    shapes = [{images.shape[1:] for images, _ in loader} for loader in loaders]
+    assert shapes == [{(3, 24, 24)}, {(3, 16, 16)}]
+    names["loader"] = loaders[0]
+
+
+def _ultralytics(code: str, names: dict[str, Any]) -> None:
+    """Their classes have this shape: samples of path and label, transforms that the dataset makes."""
+
+    class ClassificationDataset:
+        def __init__(self, root: str, args: Any, augment: bool, prefix: str, names: Any) -> None:
+            files = sorted(Path(root).rglob("*.jpg"))
+            self.samples = [[str(path), number % _CLASSES, None, None] for number, path in enumerate(files)]
+            self.torch_transforms = args
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+    class ClassificationTrainer:
+        args = names["transform"]
+        data: ClassVar[Any] = {"names": {}}
+
+    names |= {"ClassificationDataset": ClassificationDataset, "ClassificationTrainer": ClassificationTrainer}
+    exec(code, names)
+    dataset = names["Trainer"]().build_dataset("files")
+    batches = list(torch.utils.data.DataLoader(dataset, 4))
+    assert {(batch["img"].shape, batch["img"].dtype) for batch in batches} == {((4, 3, 24, 24), torch.float32)}
+    assert torch.cat([batch["cls"] for batch in batches]).tolist() == [k % _CLASSES for k in range(_SAMPLES)]
+    names["loader"] = feeder.DataLoader(dataset, 4)
 
 
 def _lightning(code: str, names: dict[str, Any]) -> None:
@@ -161,7 +198,9 @@ def _transformers(code: str, names: dict[str, Any]) -> None:
 
 _RUNS: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "wrap_dataset_for": _detection,
-    "TimmRandAugment": _timm,
+    "from_torch(train_loader)": _readme,
+    "ClassificationTrainer": _ultralytics,
+    "random_split": _parts,
     "LightningDataModule": _lightning,
     "accelerator": _accelerate,
     "transformers": _transformers,

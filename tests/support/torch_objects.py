@@ -657,6 +657,7 @@ def hugging_face(folder: Path) -> None:
 
     theirs.set_transform(changed)
     assert [line.how for line in feeder.explain(theirs).lines] == ["native", "python"]
+    assert feeder.explain(theirs).lines[1].way_out == "the image's ops run natively as transform="
     ours = feeder.from_torch(theirs)
     for i in range(3):
         assert list(ours[i]) == list(theirs[i])
@@ -665,6 +666,51 @@ def hugging_face(folder: Path) -> None:
     assert [list(row) for row in samples] == 3 * [["text", "label", "pixels"]]
     refused(lambda: feeder.from_torch(theirs.with_format(None).remove_columns("photo")), "no Image column")
     assert feeder.explain(theirs.with_format(None).remove_columns("photo")).lines[0].how == "refused"
+
+
+@check
+def sizes_that_differ(folder: Path) -> None:
+    """They are for a collate function, also that of torch's loader; without one the error is torch's."""
+    import datasets
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    for number, side in enumerate((20, 30, 40)):
+        (folder / "a").mkdir(exist_ok=True)
+        (folder / f"a/{number}.png").write_bytes(encode(pixels(number, side, 30), "PNG"))
+    files = ImageFolder(str(folder))
+    paths = {"photo": [path for path, _ in files.samples], "label": [0, 1, 2]}
+    rows = datasets.Dataset.from_dict(paths).cast_column("photo", datasets.Image())
+    tensor = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    for kind in (feeder.DataLoader, torch.utils.data.DataLoader):
+        for ours in (feeder.from_torch(rows), feeder.from_torch(rows, transform=tensor), feeder.from_torch(files)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of torch's path
+                (samples,) = kind(ours, 3, collate_fn=list)
+                assert [len(sample) for sample in samples] == [2, 2, 2]
+                with pytest.raises((TypeError, RuntimeError, feeder.ArgumentError), match=r"default_collate|size"):
+                    next(iter(kind(ours, 3)))
+
+
+@check
+def several_datasets_and_streams(folder: Path) -> None:
+    import datasets
+
+    tree(folder)
+    parts = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"label": [0]})})
+    with pytest.raises(TypeError, match=r"holds several datasets: give feeder.from_torch one of them, such as 'train'"):
+        feeder.from_torch(parts)
+    assert feeder.explain(parts).lines[0].how == "refused"
+
+    class Own(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([])
+
+    for stream in (datasets.IterableDataset.from_generator(lambda: iter([])), Own()):
+        with pytest.raises(TypeError, match=r"no samples by number, .* `yield feeder.Encoded"):
+            feeder.from_torch(stream)
+        with pytest.raises(TypeError, match="no samples by number"):
+            feeder.from_torch(torch.utils.data.DataLoader(stream))
 
 
 @check

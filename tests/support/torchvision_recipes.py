@@ -412,9 +412,74 @@ def pillow_results_are_tensors_of_pixels() -> None:
 def results_without_one_shape_are_refused_by_name() -> None:
     message = refusal(v1.Compose([v1.Resize((8, 8)), v1.FiveCrop(4)]))
     assert "FiveCrop: refused (the function of Lambda must return" in message, message
+    assert "for several views give transform=Views([...])" in message, message
     message = refusal(v1.Compose([lambda image: image.resize((image.width // 2, 9))]))
     assert "returns [3, 9, 213] and [3, 9, 320], and a batch needs one shape" in message, message
     assert "fails on a made image" in refusal([abs, v1.ToTensor()])
+
+
+def _made_by(module: str, kind: str, base: type = object, /, **values: Any) -> Any:
+    """Returns an object of a class like another library's, which is no package of the tests."""
+    made = type(kind, (base,), {"__module__": module, "__call__": lambda op, image: image})()
+    vars(made).update(values)
+    return made
+
+
+def _timms_augment(names: list[str], **values: Any) -> Any:
+    hparams = {"img_mean": (1, 2, 3)}
+    kwargs = {"resample": Image.Resampling.BICUBIC, "fillcolor": (1, 2, 3)}
+    each = {"prob": 0.5, "magnitude": 9, "magnitude_std": 0.5, "magnitude_max": None, "hparams": hparams}
+    ops = [_made_by("timm.data.auto_augment", "AugmentOp", name=name, kwargs=kwargs, **each) for name in names]
+    given = {"ops": ops, "num_layers": 2, "choice_weights": None} | values
+    return _made_by("timm.data.auto_augment", "RandAugment", **given)
+
+
+def ops_of_timm_and_open_clip_are_native() -> None:
+    names = ["AutoContrast", "Equalize", "Invert", "Rotate", "PosterizeIncreasing", "SolarizeIncreasing", "SolarizeAdd"]
+    names += [f"{name}Increasing" for name in ("Color", "Contrast", "Brightness", "Sharpness")]
+    names += ["ShearX", "ShearY", "TranslateXRel", "TranslateYRel"]
+    ratio = 3 / 4, 4 / 3
+    crop = {"size": (24, 16), "scale": (0.2, 1.0), "ratio": ratio, "interpolation": v1.InterpolationMode.BICUBIC}
+    erasing = {"probability": 0.25, "min_area": 0.02, "max_area": 0.5, "log_aspect_ratio": (-1.0, 1.0)}
+    erasing |= {"rand_color": False, "per_pixel": True, "max_count": 1}
+    timms, clips = "timm.data.transforms", "open_clip.transform"
+    ops = [
+        _made_by(timms, "RandomResizedCropAndInterpolation", **crop),
+        v1.RandomHorizontalFlip(),
+        _timms_augment(names),
+        _made_by(clips, "MaybeConvertMode", mode="RGB"),
+        _made_by(clips, "color_jitter", p=0.8, transf=v1.ColorJitter(0.4)),
+        _made_by(clips, "gray_scale", p=0.2, transf=v1.Grayscale(3)),
+        _made_by(timms, "MaybeToTensor", v1.ToTensor),
+        v1.Normalize(MEAN, STD),
+        _made_by("timm.data.random_erasing", "RandomErasing", **erasing),
+    ]
+    assert convert(ops).ops == (
+        T.RandomResizedCrop((24, 16), (0.2, 1.0), ratio, "bicubic"),
+        T.RandomHorizontalFlip(),
+        T.TimmRandAugment("rand-m9-n2-p0.5-inc1-mstd0.5-mmax10", "bicubic", (1, 2, 3)),
+        T.RandomApply([T.ColorJitter(0.4)], 0.8),
+        T.RandomApply([T.Grayscale(3)], 0.2),
+        T.ToDtype("float32", scale=True),
+        T.Normalize(MEAN, STD),
+        T.RandomErasing(0.25, (0.02, 0.5), (float(np.exp(-1.0)), float(np.exp(1.0))), "random"),
+    )
+    assert not convert([*ops[:3], _made_by(timms, "MaybePILToTensor")]).gives_pillow
+    plain = [name.removesuffix("Increasing") for name in names]
+    weaker = T.TimmRandAugment("rand-m9-n2-p0.5-inc0-mstd0.5-mmax10", "bicubic", (1, 2, 3))
+    assert convert([_timms_augment(plain)]).ops == (weaker,)
+    drawn = (v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC)
+    for op, reason in (
+        (_made_by(timms, "RandomResizedCropAndInterpolation", **crop | {"interpolation": drawn}), "draws its interpol"),
+        (_timms_augment(names[1:]), "usual configurations"),
+        (_timms_augment([*plain[:4], *names[4:]][:9] + plain[9:]), "usual configurations"),
+        (_timms_augment(names, choice_weights=[1.0]), "usual configurations"),
+        (_made_by(timms, "CenterCropOrPad"), "no counterpart"),
+        (_made_by("timm.data.random_erasing", "RandomErasing", **erasing), "no counterpart"),  # of pixels
+    ):
+        (line,) = convert([op]).lines
+        assert line.how == "python", op
+        assert reason in line.reason, line
 
 
 def strict_refuses_and_otherwise_one_line_says_it() -> None:

@@ -35,7 +35,9 @@ class FileStatus(NamedTuple):
     st_mtime_ns: int
 
 
-def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool = False) -> Source:
+def open_folder(
+    root: str, members: Sequence[str] = (), *, skip_unreadable: bool = False, has_labels: bool = True
+) -> Source:
     """Lists a class-per-folder tree, or, if its subfolders hold no file, a flat folder; one of img2dataset without
     labels. Files beside an image become members of its sample, see
     :func:`feeder.shard.source.siblings.member_names`.
@@ -44,11 +46,17 @@ def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool
         root: The folder.
         members: Fields of images beside images, such as "seg.png", which become members, too.
         skip_unreadable: True to reject unreadable folders below it.
+        has_labels: False to take all images below it without labels.
 
     Raises:
         SourceError: if the folder, or one below it, can't be listed, or one in it is a shard set; if no image has one
             of the members.
     """
+    if not has_labels:
+        found = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
+        list_tree(found, members)
+        note_members(found, members)
+        return found
     try:
         classes = class_names(root, skip_unreadable=skip_unreadable)
         tree = Source(SourceKind.CLASS_FOLDERS, root, skip_unreadable=skip_unreadable)
@@ -86,15 +94,19 @@ def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool
         raise SourceError(f"{root}: can't be listed: {error.strerror}") from None
 
 
-def list_tree(source: Source) -> None:
+def list_tree(source: Source, members: Sequence[str] | None = None) -> None:
     """Adds all files below a source's root, those of a folder before those of its subfolders, sorted by name.
+
+    Args:
+        source: Takes the files.
+        members: See :func:`open_folder`; None to take no file as a member.
 
     Raises:
         SourceError: if a folder can't be listed.
     """
     try:
-        for name in _list_files(source, "", -1, None):
-            _add_class(source, name, -1, None)
+        for name in _list_files(source, "", -1, None, members):
+            _add_class(source, name, -1, members)
     except OSError as error:
         raise SourceError(f"{source.root}: can't be listed: {error.strerror}") from None
 

@@ -34,6 +34,7 @@ _PARTNERS = re.compile(
     r"(ann|annotation|gt|ground_?truth|label|mask|trimap|xml|segmentation(class|object)?)s?(_?dir|tr|ts)?",
     re.IGNORECASE,
 )
+_VALIDATION = re.compile(r"ILSVRC\d+_val_\d+")
 _PASSED_OVER = re.compile(rf"{_IMAGES.pattern}|annotations|data|imagesets|json|main|segmentation", re.IGNORECASE)
 _NAME_LISTS = ("train.txt", "trainval.txt", "val.txt", "test.txt")  # of Pascal VOC
 _FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
@@ -58,6 +59,7 @@ class FolderLayout(NamedTuple):
         masks: The masks of the images ``path``.
         names: File with the names of the samples to take.
         are_classes: True to take its folders as classes, whatever their names.
+        has_labels: False to take its images without labels, whatever its folders.
     """
 
     kind: str
@@ -66,22 +68,24 @@ class FolderLayout(NamedTuple):
     masks: str | None = None
     names: str | None = None
     are_classes: bool = False
+    has_labels: bool = True
 
     def command(self) -> str:
         """Returns the options of ``feeder shard`` that name it."""
         places = [self.path] if self.masks is None else ["--pair", f"images={self.path}", f"masks={self.masks}"]
         for option, place in (("--annotations", self.annotations), ("--names", self.names)):
             places += [] if place is None else [option, place]
-        return shlex.join(places) + " --class-folders" * self.are_classes
+        return shlex.join(places) + " --class-folders" * self.are_classes + " --no-labels" * (not self.has_labels)
 
 
-def recognized(path: str, targets: TargetSources) -> tuple[str, TargetSources, str | None]:
+def recognized(path: str, targets: TargetSources, *, has_labels: bool = True) -> tuple[str, TargetSources, str | None]:
     """Returns the source and the annotations or masks that a folder holds, and a line that says so; None for a folder
     that is read as it is: class folders, a flat folder or tars.
 
     Args:
         path: A source of any kind, of which only local folders are looked at.
         targets: The places of boxes and masks that are asked for.
+        has_labels: False if the images are wanted without labels.
 
     Raises:
         ChoiceError: if it may be read in several ways, with the commands to choose from.
@@ -89,10 +93,10 @@ def recognized(path: str, targets: TargetSources) -> tuple[str, TargetSources, s
     if targets or is_remote(path) or not os.path.isdir(path):
         return path, targets, None
     root = path.rstrip("/") or "/"
-    found = layouts(root)
+    found = layouts(root, has_labels=has_labels)
     if not found:
         return path, targets, None
-    if len(found) > 1:
+    if len(found) > 1 or not found[0].has_labels:
         raise _question(root, found)
     first = found[0]
     pairs = () if first.masks is None else (("masks", first.masks),)
@@ -112,6 +116,8 @@ def _question(root: str, found: Sequence[FolderLayout]) -> ChoiceError:
     if len(_listed(root)[0]) > 1 and not any(each.are_classes for each in found):
         ways.append((f"{shlex.quote(root)} --class-folders", ""))
         kinds += " or class folders"
+    if len(ways) == 1:
+        return ChoiceError(f"{root}: {kinds}; list their labels in a manifest (docs/sources.md), or take none:", ways)
     return ChoiceError(f"{root}: may be read in several ways ({kinds}); choose:", ways)
 
 
@@ -127,14 +133,20 @@ def _out(
     return "-".join([base, *own, "shards"])
 
 
-def layouts(root: str) -> list[FolderLayout]:
-    """Returns the ways to read a folder; none for one that is read as it is."""
+def layouts(root: str, *, has_labels: bool = True) -> list[FolderLayout]:
+    """Returns the ways to read a folder; none for one that is read as it is.
+
+    Args:
+        root: The folder.
+        has_labels: False if its images are wanted without labels.
+    """
     folders, files = _listed(root)
     if are_downloads(root, folders):
         return []
-    found = _benchmarks(root, folders) or _coco(root, folders, files) + _partners(root, folders)
+    found = _cities(root) if has_labels else []
+    found = found or _benchmarks(root, folders) or _coco(root, folders, files) + _partners(root, folders)
     found = found or _tables(root, folders, files) or _splits(root, folders) or _unpaired(root, folders)
-    found = found or _several(root, folders)
+    found = found or _several(root, folders) or (_unlabelled(root, files) if has_labels and not folders else [])
     if found or len(folders) != 1 or any(map(looks_like_image, files)):
         return found
     only = os.path.join(root, folders[0])
@@ -168,6 +180,11 @@ def _benchmarks(root: str, folders: Sequence[str]) -> list[FolderLayout]:
     if known is not None and len(folders) > 1:
         return layouts(os.path.join(root, known))
 
+    return _cityscapes(root, folders)
+
+
+def _cityscapes(root: str, folders: Sequence[str]) -> list[FolderLayout]:
+    """Returns the ways to read Cityscapes: a set for each split."""
     found = []
     images = os.path.join(root, "leftImg8bit")
     for name, split in itertools.product(folders, _listed(images)[0]):
@@ -176,6 +193,30 @@ def _benchmarks(root: str, folders: Sequence[str]) -> list[FolderLayout]:
             path = os.path.join(images, split, "*_leftImg8bit.png")
             found.append(FolderLayout("images and masks of Cityscapes", path, masks=masks))
     return found
+
+
+def _cities(root: str) -> list[FolderLayout]:
+    """Returns the ways to read Cityscapes' images or masks, whose folders are cities and no classes."""
+    above = os.path.dirname(os.path.abspath(root))
+    found = []
+    for outer in (above, os.path.dirname(above)):
+        ways = _cityscapes(outer, _listed(outer)[0]) if os.path.isdir(os.path.join(outer, "leftImg8bit")) else []
+        found += [way for way in ways if os.path.join(os.path.abspath(root), "") in f"{way.path}:{way.masks}"]
+    if os.path.basename(above) == "leftImg8bit":
+        found.append(FolderLayout("images of Cityscapes alone", root, has_labels=False))
+    return found
+
+
+def _unlabelled(root: str, files: Sequence[str]) -> list[FolderLayout]:
+    """Returns the way to read validation images without class folders, of a set that has these for training."""
+    above, name = os.path.split(os.path.abspath(root))
+    split = SPLIT.match(name)
+    is_validation = split is not None and split[1].lower().startswith("val")
+    training = os.path.join(above, f"train{name[split.end(1) :]}" if split else "")
+    has_classes = is_validation and len(_listed(training)[0]) > 1
+    image = next(filter(looks_like_image, files), None)
+    is_found = image is not None and (has_classes or _VALIDATION.match(image) is not None)
+    return [FolderLayout("validation images without class folders", root, has_labels=False)] if is_found else []
 
 
 def _coco(root: str, folders: Sequence[str], files: Sequence[str]) -> list[FolderLayout]:

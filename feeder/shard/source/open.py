@@ -89,11 +89,11 @@ def open_source(
 
     if kind == "manifest":
         return open_manifest(path, columns, os.path.join(work, "spool"))
-    if columns.label is not None or columns.targets or not columns.has_labels:
+    if columns.label is not None or columns.targets:
         raise SourceError(f"{shown}: a folder's classes are its subfolders; it has no columns for labels")
     if kind == "prefix":
-        return open_remote_folder(store, entries, members)
-    return open_folder(path, members, skip_unreadable=skip_unreadable)
+        return open_remote_folder(store, entries, members, has_labels=columns.has_labels)
+    return open_folder(path, members, skip_unreadable=skip_unreadable, has_labels=columns.has_labels)
 
 
 def _open_with_targets(

@@ -196,13 +196,15 @@ def named_objects(pattern: str, suffixes: tuple[str, ...]) -> tuple[Store, list[
     return store, entries
 
 
-def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence[str] = ()) -> Source:
+def open_remote_folder(
+    store: Store, entries: Sequence[Entry], members: Sequence[str] = (), *, has_labels: bool = True
+) -> Source:
     """Lists a class-per-folder tree or a flat folder in a store as :func:`open_folder` lists a local one.
 
     Args:
         store: The store.
         entries: All objects of it.
-        members: See :func:`open_folder`.
+        members, has_labels: See :func:`open_folder`.
 
     Raises:
         SourceError: if one of its folders is a shard set; if no image has one of the members.
@@ -228,7 +230,7 @@ def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence
         if name in folders.get(parent, ()) and not folders[parent][name].st_size:
             del folders[parent][name]
 
-    classes = sorted({folder.partition("/")[0] for folder in folders if folder})
+    classes = sorted({folder.partition("/")[0] for folder in folders if folder and has_labels})
     source = RemoteSource(SourceKind.CLASS_FOLDERS if classes else SourceKind.FLAT_FOLDER, store)
     source.classes = classes or None
     for path, kind in skipped.items():

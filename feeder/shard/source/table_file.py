@@ -46,6 +46,7 @@ _IMAGES = ("image_bytes", "bytes", "image", "jpg", "jpeg", "png")
 _IDS = ("id", "image_id", "id_code", "image_name", "name", "image")
 _LABELS = ("label", "class", "cls", "target", "class_name")
 _SNIFFED_ROWS = 100
+_SHOWN_COLUMNS = 3
 _FAILED = ("failed_to_download", "failed_to_resize")  # in img2dataset's column "status"
 
 
@@ -500,7 +501,9 @@ class _Listing:
         elif self._asked.targets:
             labels = f"targets from {', '.join(map(repr, self._asked.targets))}"
         else:
-            labels = "no labels" + (": --label-column names a column for them" if self._asked.has_labels else "")
+            others = [str(name) for name in names if name not in (path, image)][:_SHOWN_COLUMNS]
+            such = f", such as {', '.join(others)}" if others else ""
+            labels = "no labels" + (f": --label-column names a column for them{such}" if self._asked.has_labels else "")
 
         self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}{where}, {labels}")
 

@@ -92,7 +92,7 @@ def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
     if not targets:
         source_kind(path)
         if not options.class_folders:
-            path, targets, note = recognized(path, targets)
+            path, targets, note = recognized(path, targets, has_labels=options.columns.has_labels)
     if any(overlaps_source(place, out) for place in (given, path, *(place for _, place in targets.pairs))):
         raise ShardError(f"{shown_place(out)}: lies inside the source {shown_place(given)}, or is it; name another one")
 

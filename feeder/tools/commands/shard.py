@@ -275,6 +275,7 @@ def _source(src: str | None, pairs: list[str]) -> tuple[str, tuple[tuple[str, st
 
 def _print_summary(summary: Any, dry_run: bool) -> None:
     classes = f", {count(summary.classes, 'class', 'classes')}" if summary.classes else ""
+    classes = classes or ", no labels" * summary.kind.endswith("folder")
     what = f"{count(summary.samples, 'sample')} ({summary.kind}{classes}) in {count(summary.shards, 'shard')}"
     what += f", {size(summary.bytes)}"
     if dry_run:

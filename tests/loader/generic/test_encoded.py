@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import itertools
 import json
 import pickle
@@ -466,6 +467,15 @@ def test_a_recipe_is_checked_once_and_a_changed_list_again() -> None:
     assert feeder.Encoded(b"", ops).recipe is first
     ops.append(T.CenterCrop(8))
     assert feeder.Encoded(b"", ops).recipe.output_size == (8, 8)
+
+
+def test_what_is_done_to_an_image_in_place_of_its_transform_says_the_way_out() -> None:
+    image: Any = feeder.Encoded(b"", CROPS)
+    assert not hasattr(image, "shape")
+    with pytest.raises(AttributeError, match=r"no 'convert', as the loader decodes it later: .* as transform="):
+        image.convert("RGB")
+    assert copy.copy(image).recipe is image.recipe
+    assert pickle.loads(pickle.dumps(image)).data == b""
 
 
 @pytest.mark.parametrize(
