@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from bench import decode, decode_builds, ladder, service_plan, tasks
+from bench import decode, decode_builds, ladder, service_plan, standin, tasks
 from bench.gpu import tables as gpu_tables
 from bench.make_images import make_images
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.tools.bench import show
 from feeder.tools.cli import main, make_parser
+from scripts import draw_chart
 from tests.support import ROOT
 from tests.support.documents import block
 from tests.support.requirements import normalized, pins, pyproject
@@ -159,6 +160,18 @@ def test_the_documented_ladder_is_the_committed_one() -> None:
 
 def test_the_documented_bench_session_is_the_committed_one() -> None:
     assert f"\n{show.render(committed('throughput'))}\n" in performance()
+
+
+def test_the_chart_and_the_cores_of_the_readme_are_of_the_committed_result() -> None:
+    found = committed("decode")
+    assert draw_chart.TO.read_text() == draw_chart.chart(found), "run python scripts/draw_chart.py"
+    rates = {name: spread["median"] for name, spread in found["images_per_cpu_s"].items()}
+    text = (ROOT / "README.md").read_text()
+    taken = standin.RATES["amp"]
+    assert f"An A100 takes {taken:,.0f} images a second" in text
+    for name, label in draw_chart.ROWS.items():
+        label = label if name.startswith("feeder") else "torch `DataLoader` with Pillow, or DALI on the CPU"
+        assert f"| {label} | {taken / rates[name]:.1f} |" in text
 
 
 def test_the_documented_decode_table_is_the_committed_one() -> None:
