@@ -368,7 +368,7 @@ def sentence(results: Results) -> str:
     medians = {goal.name: goal.median for goal in goals(results)}
     said = []
     for pattern, words in (
-        (r"ResNet-50: .*, of a resident batch", "ResNet-50 trains at {:.3f} of its speed on a batch that stays there"),
+        (r"ResNet-50: .*, of a resident batch", "ResNet-50 trains at {:.3f} of the speed that it has without a loader"),
         (
             r"4 workers: feeder dali, .* / torch \+ Pillow",
             "4 workers and DALI feed {:.1f} times as many images as torch's `DataLoader` with 4 and Pillow",
@@ -383,8 +383,7 @@ def sentence(results: Results) -> str:
     if not said:
         return "The GPU paths have [a page](docs/gpu.md#measured) of their own, also for what is measured."
     gpus = " and an ".join(dict.fromkeys(result["gpu"]["name"] for result in results.values()))
-    listed = " and ".join([part for part in (", ".join(said[:-1]), said[-1]) if part])
-    return textwrap.fill(f"On an {gpus} {listed} ([GPU](docs/gpu.md#measured)).", 120, break_on_hyphens=False)
+    return textwrap.fill(f"On an {gpus} {'. '.join(said)} ([GPU](docs/gpu.md#measured)).", 120, break_on_hyphens=False)
 
 
 def documents(results: Results, root: Path = ROOT) -> dict[Path, str]:
