@@ -253,7 +253,7 @@ def test_a_feeder_dataset_without_the_fast_path_is_named_with_the_way_out(
     (advice,) = [advice for advice in found.advice if advice.title == "feeder's fast path"]
     assert advice.text.endswith("batch_size is None: give batch_size.")
     assert advice.gain == pytest.approx(gain)
-    assert "give batch_size" in render(found, [], None, 200)
+    assert "give batch_size" in render(found, None, 200)
 
 
 @pytest.mark.parametrize("folder", [None, "train"])
@@ -323,4 +323,4 @@ def test_too_little_is_said(loaders: list[LoaderRecord]) -> None:
     found = analyse(process(*loaders), 8)
     assert found.bound is None
     assert "nothing to measure" in found.headline() or "too little" in found.headline()
-    assert render(found, [], "absent").startswith("No loader")
+    assert render(found, "absent").startswith("No loader")
