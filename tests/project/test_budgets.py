@@ -28,10 +28,10 @@ STATEMENTS = {
     "service": 1_595,
     "shard": 8_580,
     "system": 690,
-    "tools": 4_480,
+    "tools": 4_310,
     "transforms": 2_435,
 }
-TOKENS = 455_600
+TOKENS = 453_300
 OWN_PARAMETERS = 15
 DENSE = 17
 

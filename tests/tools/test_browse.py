@@ -56,7 +56,7 @@ def client(
     path: Path, *, state: dict | None = None, token: str | None = TOKEN, version: int | None = None
 ) -> TestClient:
     targets = [] if state is None else targets_of(state)
-    view = SetView(str(path), str(path.parent / "scans"), version, targets)
+    view = SetView(str(path), version, targets)
     app = make_app(view, Training(view, 32, state), TOKEN)
     found = TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False)
     if token is not None:
@@ -239,7 +239,7 @@ def test_a_search_finds_names_of_any_script_in_any_case(tmp_path: Path) -> None:
     assert cli.main(command) == 0
     wanted = {"ünïCODE": "Ünïcode-ÄÖ.jpg", "PLAIN": "plain.jpg", "<B>&": "a<b>&c.jpg", "-RAW": "\udcff-raw.jpg"}
     for place in (tmp_path / "images", tmp_path / "images-shards"):
-        view = SetView(str(place), str(tmp_path / "scans"))
+        view = SetView(str(place))
         for text, name in wanted.items():
             rows, following = view.rows(SampleChoice(text=text), 0, 60)
             assert ([Path(row.path).name for row in rows], following) == ([name], None)
@@ -688,18 +688,6 @@ def test_samples_that_were_taken_down_are_marked_in_all_versions(tmp_path: Path)
     for each, gone in ((page, [2, 7]), (earlier, [2])):
         assert f'kind=gone">{len(gone)} that were taken down' in each.get("/").text
         assert ids(each.get("/samples?kind=gone").text) == gone
-
-
-def test_a_scan_leaves_out_what_was_taken_down(tmp_path: Path) -> None:
-    make_tree(tmp_path / "images", 1, 6)
-    assert cli.main(["shard", str(tmp_path / "images"), "-q"]) == 0
-    place = tmp_path / "images-shards"
-    assert cli.main(["takedown", str(place), feeder.ShardDataset(place).column("key")[2], "-q"]) == 0
-    view = SetView(str(place), str(tmp_path / "scans"))
-    view.scan.start()
-    view.scan.wait()
-    assert view.scan.done == (6, True)
-    assert view.scan.counts() == {"damaged": 0, "grey": 0, "duplicate": 0}
 
 
 @contextlib.contextmanager

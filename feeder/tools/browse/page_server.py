@@ -4,8 +4,7 @@ Note [Whom the page is for]
     A set may hold what others on a machine, and pages of other sites in the user's browser, must not see. So the server
     listens on the loopback address unless it is told otherwise. It answers only requests that name it as their host,
     which keeps away sites whose names lead here (DNS rebinding), and that have its token: in the URL that the command
-    prints, then in a cookie that other sites' requests don't bring. Those from pages of other ports of the same address
-    do bring it, so that of requests which change something only those from its own pages are taken. Pages load nothing
+    prints, then in a cookie that other sites' requests don't bring. No request changes anything. Pages load nothing
     from elsewhere, all text from the set is escaped, and pictures are made anew from decoded pixels, so that no byte of
     a file reaches the browser.
 """
@@ -43,7 +42,7 @@ _POLICY = (
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY + "; frame-ancestors 'none'",
-    "Referrer-Policy": "same-origin",  # with "no-referrer" a browser sends no Origin with its own pages' forms
+    "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -77,13 +76,6 @@ def make_app(view: SetView, training: Training, token: str | None = None, hosts:
     return app
 
 
-def _is_own(request: Request) -> bool:
-    """Returns True unless a browser says that a page of another site, or of another port, has sent the request."""
-    origin = request.headers.get("origin")
-    by_origin = origin is None or origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
-    return by_origin and request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
-
-
 class _Guard(BaseHTTPMiddleware):
     """Lets in who may, and adds the headers of Note [Whom the page is for]."""
 
@@ -95,10 +87,6 @@ class _Guard(BaseHTTPMiddleware):
     async def dispatch(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         if not self._hosts.has(request.headers.get("host", "")):
             return HTMLResponse("<!doctype html><title>feeder</title><p>This server has another name.", 400, _HEADERS)
-        if request.method == "POST" and not _is_own(request):
-            return HTMLResponse(
-                "<!doctype html><title>feeder</title><p>Only its own pages may ask for that.", 403, _HEADERS
-            )
         name = f"feeder-{request.url.port or 80}"  # cookies are shared by the ports of a host
         given = request.query_params.get("token")
         if given is not None and self._is_right(given):
