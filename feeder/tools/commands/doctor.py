@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "doctor",
         examples=(
-            "feeder doctor --data images-shards           # the machine and a data set",
+            "feeder doctor                                # the machine",
             "feeder doctor --run train.py                 # lines that wait for the GPU",
         ),
         help="find what keeps the GPU waiting, in the machine and in a training script",
@@ -27,7 +27,6 @@ def add(commands: Any) -> None:
         "0 no problem, 1 problems (with --strict also warnings) or error, 2 wrong usage; with --run the script's own, "
         "if not 0",
     )
-    command.add_argument("--data", metavar="DIR", help="data set: measure its disk, and compare its size with memory")
     command.add_argument("--strict", action="store_true", help="exit with code 1 for warnings too")
     add_output(command)
     command.add_argument(
@@ -44,7 +43,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from feeder.tools.doctor import check_machine, counts, render, to_json
 
-    code, findings = (0, check_machine(arguments.data)) if arguments.run_script is None else _run(arguments)
+    code, findings = (0, check_machine()) if arguments.run_script is None else _run(arguments)
     if arguments.quiet:
         findings = [finding for finding in findings if finding.level in ("warning", "problem")]
     found = counts(findings)
@@ -63,6 +62,4 @@ def _run(arguments: argparse.Namespace) -> tuple[int, list[Any]]:
 
     if not arguments.run_script:
         raise ArgumentError("--run needs a script: feeder doctor --run train.py [its arguments]")
-    if arguments.data is not None:
-        raise ArgumentError("--run takes no other checks: check the machine in another call of feeder doctor")
     return find_waits(arguments.run_script[0], arguments.run_script[1:])

@@ -6,20 +6,15 @@ from feeder.system.nvml import Nvml, open_nvml
 from feeder.tools.doctor import resources
 from feeder.tools.doctor.finding import Finding, counts, render, to_json
 from feeder.tools.doctor.packages import check_packages, driver_of
-from feeder.tools.doctor.storage import check_data
 
 __all__ = ["Finding", "check_machine", "counts", "render", "to_json"]
 
 
-def check_machine(data: str | None = None, root: str = "/") -> list[Finding]:
-    """Checks cores, memory, limits, GPUs, packages and, if asked to, a data set's storage.
+def check_machine(root: str = "/") -> list[Finding]:
+    """Checks cores, memory, limits, GPUs and packages.
 
     Args:
-        data: The data set's folder.
         root: Folder that holds the kernel's files (/proc, /sys, /dev).
-
-    Raises:
-        ArgumentError: if there is no data set there.
     """
     nvml = open_nvml()
     driver = driver_of(nvml, root)
@@ -31,7 +26,6 @@ def check_machine(data: str | None = None, root: str = "/") -> list[Finding]:
             *resources.check_shared_memory(root.rstrip("/") + "/dev/shm"),
             *resources.check_files(),
             *check_packages(driver),
-            *(check_data(data, root) if data is not None else ()),
         ]
     finally:
         if isinstance(nvml, Nvml):

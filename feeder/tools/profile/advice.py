@@ -157,8 +157,7 @@ def _more_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | 
     if record.fetches and main.storage_share > 0.5:
         text = (
             f"Workers wait for storage {main.storage_share:.0%} of their time in the data set, and more of them can "
-            "wait at the same time. Shards (feeder shard) need fewer, longer reads; feeder doctor --data DIR measures "
-            "the disk."
+            "wait at the same time. Shards (feeder shard) need fewer, longer reads."
         )
         return Advice(f"num_workers={2 * record.workers}", text, main.gain(batch_s / 2))
 
