@@ -2,7 +2,7 @@
 
 Note [Whom the page is for]
     A set may hold what others on a machine, and pages of other sites in the user's browser, must not see. So the server
-    listens on the loopback address unless it is told otherwise. It answers only requests that name it as their host,
+    listens on the loopback address alone. It answers only requests that name it as their host,
     which keeps away sites whose names lead here (DNS rebinding), and that have its token: in the URL that the command
     prints, then in a cookie that other sites' requests don't bring. No request changes anything. Pages load nothing
     from elsewhere, all text from the set is escaped, and pictures are made anew from decoded pixels, so that no byte of
@@ -12,6 +12,7 @@ Note [Whom the page is for]
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -26,7 +27,6 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 
 from feeder.errors import FeederError
-from feeder.tools.browse.hosts import Hosts
 from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.set_pages import SetPages
 from feeder.tools.browse.set_view import SetView
@@ -36,10 +36,8 @@ __all__ = ["make_app"]
 
 _STATIC = Path(__file__).parent / "static"
 _DAY_S = 86_400
-_POLICY = (
-    "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
-    "base-uri 'none'"
-)
+_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_POLICY = "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; form-action 'self'; base-uri 'none'"
 _HEADERS = {
     "Content-Security-Policy": _POLICY + "; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
@@ -48,14 +46,13 @@ _HEADERS = {
 }
 
 
-def make_app(view: SetView, training: Training, token: str | None = None, hosts: Hosts | None = None) -> Starlette:
+def make_app(view: SetView, training: Training, token: str | None = None) -> Starlette:
     """Returns the application.
 
     Args:
         view: The set.
         training: The run whose batches are shown.
         token: What a request must have, see Note [Whom the page is for]; None makes one, ``app.state.token``.
-        hosts: Names by which requests may call the server; None: those of the loopback address.
     """
     renderer = Renderer(path=view.path, samples=len(view))
 
@@ -68,10 +65,8 @@ def make_app(view: SetView, training: Training, token: str | None = None, hosts:
     routes: list[BaseRoute] = [Mount("/static", StaticFiles(directory=_STATIC))]
     routes += SetPages(view, training, renderer).routes
     token = secrets.token_urlsafe(24) if token is None else token
-    middleware = [
-        Middleware(_Guard, token=token, hosts=Hosts() if hosts is None else hosts),
-    ]
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers={FeederError: refused, 404: missing})
+    guard = Middleware(_Guard, token=token)
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers={FeederError: refused, 404: missing})
     app.state.token = token
     return app
 
@@ -79,13 +74,12 @@ def make_app(view: SetView, training: Training, token: str | None = None, hosts:
 class _Guard(BaseHTTPMiddleware):
     """Lets in who may, and adds the headers of Note [Whom the page is for]."""
 
-    def __init__(self, app: Any, token: str, hosts: Hosts) -> None:
+    def __init__(self, app: Any, token: str) -> None:
         super().__init__(app)
         self._token = token
-        self._hosts = hosts
 
     async def dispatch(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if not self._hosts.has(request.headers.get("host", "")):
+        if not _HOST.fullmatch(request.headers.get("host", "")):
             return HTMLResponse("<!doctype html><title>feeder</title><p>This server has another name.", 400, _HEADERS)
         name = f"feeder-{request.url.port or 80}"  # cookies are shared by the ports of a host
         given = request.query_params.get("token")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
@@ -63,7 +62,6 @@ class SetPages:
         self.routes = [
             Route("/", self.set),
             Route("/samples", self.samples),
-            Route("/samples/more", self.more_samples),
             Route("/sample/{id:number}", self.sample),
             Route("/member/{id:number}/{number:number}", self.member),
             Route("/classes", self.classes),
@@ -100,19 +98,6 @@ class SetPages:
         )
 
     def samples(self, request: Request) -> Response:
-        values = self._rows_values(request, ROWS_AT_ONCE)
-        label = values["choice"].label
-        name = "" if label is None else self._view.class_name(label)
-        return self._renderer.page("samples.html", **values, kinds=KINDS, class_name=name)
-
-    def more_samples(self, request: Request) -> Response:
-        """The next part of a search, of which the page has fewer rows than it shows at once."""
-        most = _number(request, "most", ROWS_AT_ONCE)
-        if not 1 <= most <= ROWS_AT_ONCE:
-            raise ArgumentError(f"most must be 1 to {ROWS_AT_ONCE}, got {most}")
-        return self._renderer.page("rows.html", **self._rows_values(request, most))
-
-    def _rows_values(self, request: Request, most: int) -> dict[str, Any]:
         label = request.query_params.get("label", "")
         choice = SampleChoice(
             _number(request, "label") if label else None,
@@ -120,18 +105,18 @@ class SetPages:
             request.query_params.get("kind", ""),
         )
         first = _number(request, "first")
-        rows, following = self._view.rows(choice, first, most)
-        goes_on = following is not None and len(rows) < most
-        return {
-            "rows": rows,
-            "following": following,
-            "first": first,
-            "previous": None if choice.text else self._view.previous(choice, first, ROWS_AT_ONCE),
-            "choice": choice,
-            "most": most,
-            "most_rows": ROWS_AT_ONCE,
-            "goes_on": goes_on,
-        }
+        rows, following = self._view.rows(choice, first, ROWS_AT_ONCE)
+        return self._renderer.page(
+            "samples.html",
+            rows=rows,
+            following=following,
+            first=first,
+            previous=None if choice.text else self._view.previous(choice, first, ROWS_AT_ONCE),
+            choice=choice,
+            kinds=KINDS,
+            class_name="" if choice.label is None else self._view.class_name(choice.label),
+            searched=following if len(rows) < ROWS_AT_ONCE else None,
+        )
 
     def sample(self, request: Request) -> Response:
         i = self._id(request)

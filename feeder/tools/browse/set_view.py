@@ -27,7 +27,7 @@ from feeder.tools.presets import open_dataset
 __all__ = ["CHOSEN", "COUNTED", "SEARCHED", "Row", "SampleChoice", "SetView", "ShownMember"]
 
 _SHOWN_CHARS = 20_000
-SEARCHED = 200_000  # samples a request: then the page goes on by itself
+SEARCHED = 200_000  # samples a page: then the user searches on
 CHOSEN = 20_000  # samples of a class or a kind a request, whose names are read one by one
 _NAMES_AT_ONCE = 4096  # a tenth of the time that one by one take
 _AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
