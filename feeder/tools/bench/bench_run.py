@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import tempfile
@@ -59,7 +60,6 @@ def throughput(
         - by rival and number of workers, every repeat: :data:`MEASURES`, and ratio (of images/s to torch's in the turn)
         - by rival: startup_s (from starting the process to the first batch, with the most workers)
         - for feeder, by number of workers: stages_ms and bottleneck
-        - after a KeyboardInterrupt, once feeder has run: ``interrupted``, the turn; ``options`` are what was measured
 
     Raises:
         ArgumentError: if the images are in a store.
@@ -81,20 +81,18 @@ def throughput(
     a_turn_s = len(runs) * (start_s + len(workers) * options.seconds * (1 + SETTLE))
     turns = f"{count(options.repeats, 'turn')} of {options.seconds:g} s, each with {_workers(workers)}"
     note(f"{', '.join(RIVALS[name].title() for name in runs)}: {turns}: about {_duration(options.repeats * a_turn_s)}")
-    note("Ctrl-C ends it and shows the measurements so far")
 
-    measured = _measure(task, runs, startup, absent, note)
+    _measure(task, runs, startup, absent, note)
     done = {name: runs[name] for name in runs if name not in absent}
     return {
         "dataset": os.path.basename(os.path.abspath(path)),
         "kind": "shards" if is_shards(path) else "folder",
         "usable_cores": cores().usable,
         "images": len(dataset),
-        "options": asdict(measured),
+        "options": asdict(options),
         "check": {RIVALS[name].title(): levels for name, levels in check.items()},
         "absent": {rival.title(): absent[name] for name, rival in RIVALS.items() if name in absent},
-        **({} if measured is options else {"interrupted": f"in turn {measured.repeats} of {options.repeats}"}),
-        **_figures(done, startup, measured.workers),
+        **_figures(done, startup, workers),
     }
 
 
@@ -114,33 +112,21 @@ def _measure(
     startup: dict[str, list[float]],
     absent: dict[str, str],
     note: Callable[[str], None],
-) -> BenchOptions:
-    """Adds the turns of each rival to ``runs`` and ``startup``, and rivals that fail to ``absent``.
-
-    Returns:
-        The task's options; after an interrupt, those that were measured.
-    """
+) -> None:
+    """Adds the turns of each rival to ``runs`` and ``startup``, and rivals that fail to ``absent``."""
     options = task.options
-    turns = [(turn, name) for turn in range(1, options.repeats + 1) for name in runs]
-    try:
-        for turn, name in turns:
-            if name in absent:
-                continue
-            title = RIVALS[name].title()
-            try:
-                for number, found in run_turn(name, task, options.workers, startup[name]):
-                    runs[name][number].append(found)
-                    rate = f"{found['images_per_s']:,.0f} images/s"
-                    note(f"  {turn}/{options.repeats} {title}, {_workers((number,))}: {rate}")
-            except Failed as error:
-                absent[name] = _failure(name, task, error)
-                note(f"  {title} {absent[name]}")
-    except KeyboardInterrupt:
-        measured = _measured_so_far(options, runs, absent)
-        note(f"interrupted in turn {measured.repeats} of {options.repeats}")
-        return measured
-
-    return options
+    for turn, name in itertools.product(range(1, options.repeats + 1), runs):
+        if name in absent:
+            continue
+        title = RIVALS[name].title()
+        try:
+            for number, found in run_turn(name, task, options.workers, startup[name]):
+                runs[name][number].append(found)
+                rate = f"{found['images_per_s']:,.0f} images/s"
+                note(f"  {turn}/{options.repeats} {title}, {_workers((number,))}: {rate}")
+        except Failed as error:
+            absent[name] = _failure(name, task, error)
+            note(f"  {title} {absent[name]}")
 
 
 def _failure(name: str, task: RivalTask, error: Failed) -> str:
@@ -152,22 +138,6 @@ def _failure(name: str, task: RivalTask, error: Failed) -> str:
     if name == "feeder":
         raise BackendError(f"{task.path}: feeder's loader failed: {error}") from None
     return f"failed: {error}"
-
-
-def _measured_so_far(options: BenchOptions, runs: _Runs, absent: dict[str, str]) -> BenchOptions:
-    """Returns the options that were measured before an interrupt, and adds rivals that were not to ``absent``.
-
-    Raises:
-        KeyboardInterrupt: if feeder was not.
-    """
-    workers = tuple(number for number in options.workers if runs["feeder"][number])
-    if not workers:
-        raise KeyboardInterrupt
-
-    for name, by_workers in runs.items():
-        if not all(by_workers[number] for number in workers):
-            absent.setdefault(name, "interrupted before")
-    return replace(options, workers=workers, repeats=max(map(len, runs["feeder"].values())))
 
 
 def _figures(runs: _Runs, startup: dict[str, list[float]], workers: tuple[int, ...]) -> dict[str, Any]:
@@ -182,7 +152,7 @@ def _figures(runs: _Runs, startup: dict[str, list[float]], workers: tuple[int, .
         return lambda name, number: [run[measure] for run in runs[name][number]]
 
     def ratios(name: str, number: int) -> list[float]:
-        pairs = zip(runs[name][number], runs["torch"][number], strict=False)  # an interrupted turn may lack the second
+        pairs = zip(runs[name][number], runs["torch"][number], strict=True)
         return [ours["images_per_s"] / theirs["images_per_s"] for ours, theirs in pairs]
 
     def stages(found: list[dict[str, Any]]) -> dict[str, Any]:

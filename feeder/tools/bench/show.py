@@ -50,8 +50,6 @@ def render(result: Mapping[str, Any]) -> str:
     if limit := limit_of(result, most):
         parts.append(f"limit: {limit}")
 
-    if "interrupted" in result:
-        parts.append(f"interrupted {result['interrupted']}: medians of the runs until then")
     for why in dict.fromkeys(result["absent"].values()):
         names = ", ".join(name for name, reason in result["absent"].items() if reason == why)
         parts.append(f"not measured: {names}: {why}")
