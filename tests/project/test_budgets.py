@@ -38,8 +38,6 @@ DENSE = 17
 # Functions of more than 60 lines: with the documentation of many arguments, or steps that share most of their names.
 LONG = {
     "dataset/dataset_shards.py": ["write_shards"],
-    "shard/source/coco.py": ["open_coco"],
-    "shard/source/iterable.py": ["open_samples"],
 }
 _LAYOUT = {
     tokenize.COMMENT,
