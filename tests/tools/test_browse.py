@@ -358,7 +358,7 @@ def test_what_is_not_drawn_is_told_with_the_reason(tmp_path: Path) -> None:
     members += [("right.png", encode(pixels(3, 96, 64), "PNG")), ("boxes.json", HOSTILE.encode())]
     text = unescape(client(indexed(tmp_path, *members)).get("/sample/0").text)
     assert 'src="/whole/0"' in text
-    assert "seg.png: it has 8x9 pixels, the image 96x64" in text
+    assert "seg.png: the mask has 8x9 pixels (width x height), the image 96x64" in text
     assert "right.png: the mask is a PNG of RGB colors" in text
     assert "boxes.json: not JSON" in text
 

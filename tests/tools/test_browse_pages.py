@@ -161,7 +161,8 @@ def test_a_person_sees_masks_and_boxes_and_the_image_without_them(page: Page) ->
     for key in ("c", "d"):
         page.keyboard.press("ArrowRight")
         expect(page.get_by_role("heading", name=key, exact=True)).to_be_visible()
-    expect(page.get_by_text("Not drawn: seg.png: it has 8x8 pixels, the image 96x64")).to_be_visible()
+    reason = "the mask has 8x8 pixels (width x height), the image 96x64"
+    expect(page.get_by_text(f"Not drawn: seg.png: {reason}")).to_be_visible()
 
 
 def test_a_person_turns_through_the_epochs_of_a_sample(page: Page, url: str) -> None:
