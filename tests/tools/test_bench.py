@@ -52,7 +52,7 @@ def test_the_command_measures_all_that_is_installed_and_writes_the_result(
     measured = set(saved["images_per_s"])
     assert {"feeder"} < measured
     assert {rival.title() for rival in RIVALS.values()} == measured | set(saved["absent"])
-    for measure in ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib", "ratio"):
+    for measure in ("images_per_s", "first_batch_s", "cpu_ms_per_image", "pss_mib", "ratio"):
         assert set(saved[measure]) == measured
         for by_workers in saved[measure].values():
             assert set(by_workers) == {"0", "1"}
@@ -60,8 +60,7 @@ def test_the_command_measures_all_that_is_installed_and_writes_the_result(
             # The kernel counts CPU time in hundredths of a second, and a busy machine gives less than that.
             least = 0 if measure == "cpu_ms_per_image" else 1e-9
             assert all(values["median"] >= least for values in by_workers.values())
-    assert set(saved["startup_s"]) == measured == set(saved["check"])
-    assert all(saved["startup_s"][n]["median"] > saved["first_batch_s"][n]["1"]["median"] for n in measured)
+    assert set(saved["check"]) == measured
     assert saved["check"]["feeder"] < bench_run.CHECK_LEVELS
     assert {"read", "decode"} <= set(saved["stages_ms"]["1"])
     assert max(map(len, done.out.splitlines())) <= max(80, len(str(out)) + 30)

@@ -39,7 +39,7 @@ _UNPACKING = (
 _START_S = 120.0  # to import a framework from a cold disk and make the first batch
 # The figures of the runs, by rival and number of workers.
 _Runs: TypeAlias = "dict[str, dict[int, list[dict[str, Any]]]]"
-MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib")
+MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "pss_mib")
 
 
 def throughput(
@@ -58,7 +58,6 @@ def throughput(
         JSON values:
         - the common conditions; ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, and why)
         - by rival and number of workers, every repeat: :data:`MEASURES`, and ratio (of images/s to torch's in the turn)
-        - by rival: startup_s (from starting the process to the first batch, with the most workers)
         - for feeder, by number of workers: stages_ms and bottleneck
 
     Raises:
@@ -77,12 +76,11 @@ def throughput(
 
     check, start_s = check_rivals([name for name in RIVALS if name not in absent], task, absent, note)
     runs: _Runs = {name: {number: [] for number in workers} for name in RIVALS if name not in absent}
-    startup: dict[str, list[float]] = {name: [] for name in runs}
     a_turn_s = len(runs) * (start_s + len(workers) * options.seconds * (1 + SETTLE))
     turns = f"{count(options.repeats, 'turn')} of {options.seconds:g} s, each with {_workers(workers)}"
     note(f"{', '.join(RIVALS[name].title() for name in runs)}: {turns}: about {_duration(options.repeats * a_turn_s)}")
 
-    _measure(task, runs, startup, absent, note)
+    _measure(task, runs, absent, note)
     done = {name: runs[name] for name in runs if name not in absent}
     return {
         "dataset": os.path.basename(os.path.abspath(path)),
@@ -92,7 +90,7 @@ def throughput(
         "options": asdict(options),
         "check": {RIVALS[name].title(): levels for name, levels in check.items()},
         "absent": {rival.title(): absent[name] for name, rival in RIVALS.items() if name in absent},
-        **_figures(done, startup, workers),
+        **_figures(done, workers),
     }
 
 
@@ -106,21 +104,15 @@ def _absent(task: RivalTask, note: Callable[[str], None]) -> dict[str, str]:
     return {name: why for name in peers if (why := RIVALS[name].missing(task.path, task.folder)) is not None}
 
 
-def _measure(
-    task: RivalTask,
-    runs: _Runs,
-    startup: dict[str, list[float]],
-    absent: dict[str, str],
-    note: Callable[[str], None],
-) -> None:
-    """Adds the turns of each rival to ``runs`` and ``startup``, and rivals that fail to ``absent``."""
+def _measure(task: RivalTask, runs: _Runs, absent: dict[str, str], note: Callable[[str], None]) -> None:
+    """Adds the turns of each rival to ``runs``, and rivals that fail to ``absent``."""
     options = task.options
     for turn, name in itertools.product(range(1, options.repeats + 1), runs):
         if name in absent:
             continue
         title = RIVALS[name].title()
         try:
-            for number, found in run_turn(name, task, options.workers, startup[name]):
+            for number, found in run_turn(name, task, options.workers):
                 runs[name][number].append(found)
                 rate = f"{found['images_per_s']:,.0f} images/s"
                 note(f"  {turn}/{options.repeats} {title}, {_workers((number,))}: {rate}")
@@ -140,7 +132,7 @@ def _failure(name: str, task: RivalTask, error: Failed) -> str:
     return f"failed: {error}"
 
 
-def _figures(runs: _Runs, startup: dict[str, list[float]], workers: tuple[int, ...]) -> dict[str, Any]:
+def _figures(runs: _Runs, workers: tuple[int, ...]) -> dict[str, Any]:
     """Returns the measured values of a result."""
 
     def by_workers(values: Callable[[str, int], list[float]]) -> dict[str, Any]:
@@ -161,7 +153,6 @@ def _figures(runs: _Runs, startup: dict[str, list[float]], workers: tuple[int, .
 
     ours = {str(number): runs["feeder"][number] for number in workers}
     return {
-        "startup_s": {RIVALS[name].title(): spread(startup[name]) for name in runs},
         **{measure: by_workers(measured(measure)) for measure in MEASURES},
         **({"ratio": by_workers(ratios)} if "torch" in runs else {}),
         "stages_ms": {number: stages(found) for number, found in ours.items()},
@@ -229,18 +220,12 @@ def difference_of(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str
     return None, levels
 
 
-def run_turn(
-    name: str, task: RivalTask, workers: tuple[int, ...], startup: list[float]
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def run_turn(name: str, task: RivalTask, workers: tuple[int, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields one process's runs, the one with the most workers first, as its cold start is the one that users see."""
-    began = time.monotonic()  # the same clock in all processes
     limit_s = _START_S + 10 * task.options.seconds
     with Contestant() as contestant:
         for number in sorted(workers, reverse=True):
-            found = contestant.ask(name, replace(task, workers=number), limit_s)
-            if number == max(workers):
-                startup.append(found["first_batch_at"] - began)
-            yield number, found
+            yield number, contestant.ask(name, replace(task, workers=number), limit_s)
 
 
 class Failed(FeederError):
