@@ -86,11 +86,7 @@ class Tuning:
             "verdict": self.verdict(),
             "points": [_point(point) for point in outcome.points],
             "notes": list(outcome.notes),
-            "budget": {
-                "cpus": self.budget.cpus,
-                "cores": dataclasses.asdict(self.budget.machine),
-                "seconds": self.budget.seconds,
-            },
+            "budget": dataclasses.asdict(self.budget),
             "seconds": round(self.seconds, 3),
         }
 
@@ -160,10 +156,6 @@ class Tuning:
             return f"{text}: too little time to be sure"
         if not gain.certain and max(gain.ratios) >= 1:
             text += ", which is within the noise"
-        if chosen.setting.cores < baseline.setting.cores:
-            text += f", with {chosen.setting.cores} cores in place of {baseline.setting.cores}"
-        if chosen.setting.num_workers and not baseline.setting.num_workers and self.step_images_per_s is None:
-            text += "; the baseline, without workers, would also keep every training step waiting"
         return text
 
     def _limit(self, chosen: TriedSetting) -> str:

@@ -146,7 +146,8 @@ class Search:
         ours = self._points[Setting(0, backend=self._space.baseline.backend)]
         if not alone.usable or (ours.usable and alone.rate * _OPTIMISM < ours.rate):
             return best
-        return self._better(best, replace(best.setting, backend=backend), "another backend")
+        point = self._try(replace(best.setting, backend=backend), "another backend")
+        return point if point.usable and point.rate > (1 + _NEAR) * best.rate else best
 
     def _reaches(self, backend: str | None, wanted: float) -> bool:
         """Finds the fewest workers that give so many images/s; returns False if none do."""
@@ -205,10 +206,6 @@ class Search:
             if not point.usable or point.rate < (1 - _NEAR) * best.rate:
                 return
             threads *= 2
-
-    def _better(self, best: TriedSetting, setting: Setting, why: str) -> TriedSetting:
-        point = self._try(setting, why)
-        return point if point.usable and point.rate > (1 + _NEAR) * best.rate else best
 
     def _holds(self, point: TriedSetting) -> bool:
         return point.usable and self._target is not None and point.rate >= self._target * MARGIN
