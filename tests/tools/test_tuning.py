@@ -255,7 +255,7 @@ def _session(pid: str) -> int | None:
 
 
 def trial(rate: float, **more: Any) -> Trial:
-    return Trial(rate, more.pop("cpu_ms", 2.0), 100 << 20, 0.5, **more)
+    return Trial(rate, more.pop("cpu_ms", 2.0), 100 << 20, **more)
 
 
 def tuning(chosen: TriedSetting | None, baseline: TriedSetting, *, target: float | None = None, **more: Any) -> Tuning:

@@ -45,7 +45,6 @@ class Machine:
             images_per_s=rate * (1 + self.noise * next(self._wobble)),
             cpu_ms=ms,
             memory_bytes=setting.num_workers * self.process_mib << 20,
-            first_batch_s=self.start_s,
             make_ms=ms,
             read_share=self.read_ms / ms,
             busy_share=rate / full,
@@ -208,7 +207,7 @@ def test_a_backend_that_fails_is_left_out_with_its_reason() -> None:
 
 def test_cost_is_cores_then_cpu_time_then_memory() -> None:
     def point(workers: int, threads: int, cpu_ms: float, mib: int) -> TriedSetting:
-        return TriedSetting(Setting(workers, threads), "", [Trial(1.0, cpu_ms, mib << 20, 0.1)])
+        return TriedSetting(Setting(workers, threads), "", [Trial(1.0, cpu_ms, mib << 20)])
 
     assert cheaper(point(2, 1, 9, 900), point(3, 1, 1, 100))
     assert cheaper(point(2, 2, 1, 900), point(4, 1, 2, 100))

@@ -33,8 +33,8 @@ __all__ = ["CHECK_LEVELS", "throughput"]
 CHECK_LEVELS = 10.0
 _CHECK_IMAGES = 16
 _UNPACKING = (
-    "torch's loader and webdataset unpack the packed images first; with --folder and the files of `feeder export`, "
-    "torch's loader and DALI read those"
+    "webdataset unpacks the packed images first; so does torch's loader without --folder and the files of `feeder "
+    "export`, which DALI needs"
 )
 _START_S = 120.0  # to import a framework from a cold disk and make the first batch
 # The figures of the runs, by rival and number of workers.
@@ -100,7 +100,7 @@ def _absent(task: RivalTask, note: Callable[[str], None]) -> dict[str, str]:
     if not task.options.peers:
         return dict.fromkeys(peers, "not asked for")
     if is_packed_set(task.path):
-        note("webdataset unpacks the packed images first" if task.folder else _UNPACKING)
+        note(_UNPACKING)
     return {name: why for name in peers if (why := RIVALS[name].missing(task.path, task.folder)) is not None}
 
 

@@ -104,12 +104,6 @@ class SetView:
         """Opens the set once more, with a recipe."""
         return open_dataset(self.path, transform, version=self._version, targets=self._targets)
 
-    @property
-    def version(self) -> int:
-        """Number of the set's version."""
-        index = getattr(self.reader, "index", None)
-        return getattr(index, "version", 1)
-
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -148,7 +142,7 @@ class SetView:
         if isinstance(self.reader, ShardReader):
             index = self.reader.index
             found["shards"] = f"{index.shard_count:,}, {index.size_bytes / 1e6:,.1f} MB"
-            found["version"] = str(self.version)
+            found["version"] = str(index.version)
         if self.classes:
             found["classes"] = f"{len(self.classes):,}"
         heights, widths = self._stored[1].T
