@@ -64,7 +64,9 @@ class Tuning:
         """Code that makes the loader with this setting."""
         if self.keywords is None:
             return None
-        named = [f"{name}={_literal(value)}" for name, value in {**self.arguments, **self.keywords}.items()]
+        given = {**self.arguments, **self.keywords}
+        refused = () if self.keywords["num_workers"] else ("prefetch_factor",)  # by torch, without workers
+        named = [f"{name}={_literal(value)}" for name, value in given.items() if name not in refused]
         parts = ", ".join(["dataset", *named])
         if len(f"feeder.DataLoader({parts})") <= WIDTH - 8:
             return f"feeder.DataLoader({parts})"
