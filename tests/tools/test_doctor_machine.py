@@ -16,16 +16,20 @@ from feeder.system.nvml import Nvml, open_nvml
 from feeder.system.versions import PILLOW_SIMD
 from feeder.tools.doctor import Finding, check_machine, render
 from feeder.tools.doctor.packages import Driver, check_packages, driver_of
-from feeder.tools.doctor.resources import check_cores, check_gpus, check_memory
+from feeder.tools.doctor.resources import check_cores, check_gpus, check_memory, check_shared_memory
 from tests.support import ROOT, fake_nvml
 from tests.support.requirements import pins
 
 PILLOW = {
     "distribution": "pillow-simd",
     "version": "12.1.1.post0",
+    "folder": "/site/PIL",
     "simd": True,
     "libjpeg": "libjpeg-turbo 3.1.0",
+    "libjpeg_path": "/usr/lib/libjpeg.so.62.4.0",
     "overlaid": "12.1.1",
+    "undone": None,
+    "absent_codecs": (),
 }
 FOUND = {
     "feeder": "0.1.0",
@@ -61,7 +65,9 @@ def doctor(*arguments: str, before: str = "", path: Path = ROOT) -> tuple[int, d
 
 def test_every_finding_above_ok_says_why_and_the_way_out() -> None:
     found = check_machine()
-    assert {"GPU", "cores", "memory", "open files", "kernels", "Pillow", "torch", "DALI"} <= {f.name for f in found}
+    assert {"GPU", "cores", "memory", "/dev/shm", "open files", "kernels", "Pillow", "torch", "DALI"} <= {
+        f.name for f in found
+    }
     assert all(f.why for f in found if f.level != "ok")
     assert all(f.remedy for f in found if f.level in ("warning", "problem"))
     assert max(map(len, render(found, 80).splitlines())) <= 80
@@ -121,6 +127,17 @@ def test_a_memory_limit_that_is_nearly_used_up(tmp_path: Path) -> None:
     (finding,) = check_memory(group(tmp_path, "max 100000", 1 << 30))
     assert finding.level == "warning"
     assert "of the control group's 1.0 GiB" in finding.found
+
+
+def test_shared_memory_too_small_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert levels(check_shared_memory(str(tmp_path / "none"))) == {"/dev/shm": "warning"}
+    real = os.statvfs("/dev/shm")
+    small = os.statvfs_result((4096, 4096, 16384, 16384, 16384, *real[5:10]))  # docker's 64 MiB
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
+    (finding,) = check_shared_memory()
+    assert finding.level == "warning"
+    assert finding.found.startswith("64.0 MiB")
+    assert "--shm-size" in finding.remedy
 
 
 def test_packages_against_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +232,7 @@ def test_a_libjpeg_turbo_without_its_simd_code_is_a_problem(monkeypatch: pytest.
         ({"distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}, "Pillow", "note"),
         ({"distribution": "pillow", "version": "13.0.0", "simd": False, "overlaid": None}, "Pillow", "note"),
         ({"overlaid": "13.0.0"}, "Pillow", "problem"),
-        ({"distribution": "pillow", "simd": False, "overlaid": None}, "Pillow", "note"),
+        ({"distribution": "pillow", "simd": False, "overlaid": None, "undone": "12.1.1.post0"}, "Pillow", "note"),
         ({"libjpeg": "libjpeg 9.5"}, "libjpeg", "warning"),
         ({"libjpeg": None}, "libjpeg", "problem"),
     ],

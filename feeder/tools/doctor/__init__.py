@@ -23,6 +23,7 @@ def check_machine(root: str = "/") -> list[Finding]:
             *resources.check_gpus(nvml, driver.version, root),
             *resources.check_cores(root),
             *resources.check_memory(root),
+            *resources.check_shared_memory(root.rstrip("/") + "/dev/shm"),
             *resources.check_files(),
             *check_packages(driver),
         ]

@@ -1,4 +1,4 @@
-"""Findings on the system's limits (cores, memory, open files) and on GPUs."""
+"""Findings on the system's limits (cores, memory, /dev/shm, open files) and on GPUs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from feeder.system.nvml import Nvml
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.terminal import size
 
-__all__ = ["check_cores", "check_files", "check_gpus", "check_memory"]
+__all__ = ["check_cores", "check_files", "check_gpus", "check_memory", "check_shared_memory"]
 
+_GIB = 1 << 30
+_LITTLE_SHARED_BYTES = 2 * _GIB
 _FEW_FILES, _TOO_FEW_FILES = 4096, 512
 
 
@@ -71,6 +73,29 @@ def check_memory(root: str = "/") -> Iterator[Finding]:
         said = f"{size(limit.limit_bytes)} of the machine's {size(total)}, by the control group"
         why = "The page cache counts too: a data set larger than the limit is read from disk in every epoch."
         yield Finding("memory", "note", said, why)
+
+
+def check_shared_memory(path: str = "/dev/shm") -> Iterator[Finding]:
+    """Checks the size of /dev/shm."""
+    remedy = "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir of medium Memory at /dev/shm"
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        why = "Workers of torch's DataLoader pass their batches through it. feeder's DataLoader does not need it."
+        yield Finding("/dev/shm", "warning", "absent", why, remedy)
+        return
+    total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+    said = f"{size(total)}, {size(free)} of it free"
+    if free < _LITTLE_SHARED_BYTES:
+        why = (
+            "Workers of torch's DataLoader pass their batches through it, and die with a bus error when it is full. "
+            "feeder's DataLoader does not need it."
+        )
+        if total >= _LITTLE_SHARED_BYTES:
+            remedy = f"see what fills it (ls -l {path}); files that a crashed run left can be deleted"
+        yield Finding("/dev/shm", "warning", said, why, remedy)
+    else:
+        yield Finding("/dev/shm", "ok", said)
 
 
 def check_files() -> Iterator[Finding]:
