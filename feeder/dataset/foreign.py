@@ -20,6 +20,7 @@ from feeder.errors import DecodeError
 from feeder.shard.source.image_file import read_image
 
 __all__ = [
+    "TORCHVISION_KINDS",
     "ForeignReader",
     "both_transforms",
     "check_foreign",
@@ -340,6 +341,8 @@ _KINDS: dict[str, Callable[[Any], ForeignReader]] = {
     "timm.data.dataset.ImageDataset": _timm,
     "torchvision.tv_tensors._dataset_wrapper.VisionDatasetTVTensorWrapper": _wrapped,
 }
+_DERIVED = {"CIFAR100", "CocoCaptions", "ImageFolder", "ImageNet"}
+TORCHVISION_KINDS = _DERIVED | {kind.rpartition(".")[2] for kind in _KINDS if kind.startswith("torchvision.datasets.")}
 _CHECKS: dict[Any, Callable[[Any], object]] = {
     _huggingface: _image_column,
     _timm: _check_timm,

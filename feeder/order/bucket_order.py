@@ -270,7 +270,9 @@ class BucketSplit(Split):
         from ``start``."""
         full = min(steps, self._full)
         drawn, number = self._drawn_with(full - 1), (full - 1) % _DRAWN_AT_ONCE + 1
-        done = np.array(drawn.next) - self._global_batch * np.bincount(drawn.buckets[number:], minlength=len(self._done))
+        done = np.array(drawn.next) - self._global_batch * np.bincount(
+            drawn.buckets[number:], minlength=len(self._done)
+        )
         shared = min(self.kept - self._begin, steps * self._global_batch) - full * self._global_batch
         before = np.cumsum(self._rests) - self._rests
         done = done + np.clip(shared - before, 0, self._rests)

@@ -69,7 +69,7 @@ def test_commands_print_names_from_data_escaped(tmp_path: Path, capfd: pytest.Ca
     assert r"cat\x1b[2J" in shown[-1]
     assert run("inspect", str(source / NAME)) == 1
     assert run("shard", str(source / f"{NAME}.csv")) == 1
-    assert run("profile", str(source / f"{NAME}.py")) == 1
+    assert run("doctor", str(source / f"{NAME}.py")) == 1
     with pytest.raises(SystemExit):
         run("inspect", str(out), NAME)
     shown.append(capfd.readouterr().err)

@@ -29,7 +29,7 @@ CALLS = {
     "serve": "serve nothing",
     "bench": "bench nothing",
     "parity": "parity nothing",
-    "doctor": "doctor --run nothing.py",
+    "doctor": "doctor nothing.py",
     "profile": "profile nothing.py",
     "tune": "tune nothing",
     "replay": "replay nothing --state nothing.json --step 0",

@@ -80,6 +80,7 @@ def test_without_a_gpu_the_script_is_not_run(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert "--run needs a CUDA device" in done.stderr
     assert run(tmp_path, "-m", "feeder", "doctor", "--run").returncode == 2
+    assert run(tmp_path, "-m", "feeder", "doctor", "train.py", "--run", "train.py").returncode == 2
 
 
 GPU_SCRIPT = """

@@ -1,4 +1,4 @@
-"""``feeder doctor``: checks the machine, or runs a script and finds its waits for the GPU."""
+"""``feeder doctor``: checks the machine, and the loaders of training scripts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ def add(commands: Any) -> None:
         "doctor",
         examples=(
             "feeder doctor                                # the machine",
-            "feeder doctor --run train.py                 # lines that wait for the GPU",
+            "feeder doctor train.py                       # a script, without running it",
         ),
         help="find what keeps the GPU waiting, in the machine and in a training script",
-        description="Checks the machine. With --run: runs a script, and lists the lines that wait for the GPU.",
+        description="Without a script: checks the machine. With a script: reads it, without running it, and lists "
+        "mistakes around its loaders by line, each with its cost and a rewrite.",
         epilog="levels: note, worth knowing; warning, costs speed; problem, fails or trains wrongly. exit codes: "
         "0 no problem, 1 problems (with --strict also warnings) or error, 2 wrong usage; with --run the script's own, "
         "if not 0",
     )
+    command.add_argument("scripts", metavar="SCRIPT", nargs="*", help="training script (.py)")
+    command.add_argument("--machine", action="store_true", help="with a script: check the machine too")
     command.add_argument("--strict", action="store_true", help="exit with code 1 for warnings too")
     add_output(command)
     command.add_argument(
@@ -41,9 +44,16 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.tools.doctor import check_machine, counts, render, to_json
+    from feeder.tools.doctor import check_machine, check_script, counts, render, to_json
 
-    code, findings = (0, check_machine()) if arguments.run_script is None else _run(arguments)
+    findings: list[Any] = []
+    code = 0
+    if arguments.run_script is not None:
+        code, findings = _run(arguments)
+    elif arguments.machine or not arguments.scripts:
+        findings += check_machine()
+    for script in arguments.scripts:
+        findings += check_script(script)
     if arguments.quiet:
         findings = [finding for finding in findings if finding.level in ("warning", "problem")]
     found = counts(findings)
@@ -62,4 +72,8 @@ def _run(arguments: argparse.Namespace) -> tuple[int, list[Any]]:
 
     if not arguments.run_script:
         raise ArgumentError("--run needs a script: feeder doctor --run train.py [its arguments]")
+    if arguments.scripts or arguments.machine:
+        raise ArgumentError(
+            "--run takes no other checks: check the machine or scripts in another call of feeder doctor"
+        )
     return find_waits(arguments.run_script[0], arguments.run_script[1:])

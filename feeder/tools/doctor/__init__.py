@@ -1,4 +1,4 @@
-"""``feeder doctor``: finds what keeps the GPU waiting, in a machine or a script that it runs, and how to fix it."""
+"""``feeder doctor``: finds what keeps the GPU waiting, in a machine or a training script, and how to fix it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from feeder.system.nvml import Nvml, open_nvml
 from feeder.tools.doctor import resources
 from feeder.tools.doctor.finding import Finding, counts, render, to_json
 from feeder.tools.doctor.packages import check_packages, driver_of
+from feeder.tools.doctor.script_check import check_script
 
-__all__ = ["Finding", "check_machine", "counts", "render", "to_json"]
+__all__ = ["Finding", "check_machine", "check_script", "counts", "render", "to_json"]
 
 
 def check_machine(root: str = "/") -> list[Finding]:

@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 from feeder.tools.terminal import wrap
 
-__all__ = ["LEVELS", "Finding", "Level", "counts", "render", "to_json"]
+__all__ = ["LEVELS", "WAITS", "Finding", "Level", "counts", "render", "to_json"]
 
 Level = Literal["ok", "note", "warning", "problem"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
+# The reason shared by rules on a script and by waits seen in a run.
+WAITS = "The CPU stops until the GPU has done all its work, and then the GPU is idle until the CPU gives it more."
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,14 @@ class Finding:
     """One finding.
 
     Args:
-        name: The subject, a word or two.
+        name: The subject: a word or two for the machine, the rule's name for a script.
         level: "ok"; "note", worth knowing; "warning", costs speed; "problem", fails or trains wrongly.
         found: The finding, one sentence or less.
         why: The reason why it matters.
         remedy: The fix.
         file: The script; "" for a finding on the machine.
         line: Line in the script, from 1; 0 for none.
+        column: Column in the script, from 1; 0 for none.
         excerpt: That line of code.
     """
 
@@ -36,6 +39,7 @@ class Finding:
     remedy: str = ""
     file: str = ""
     line: int = 0
+    column: int = 0
     excerpt: str = ""
 
     def where(self) -> str:

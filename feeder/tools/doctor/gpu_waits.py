@@ -1,7 +1,8 @@
 """Waits for the GPU in a running script, by line, as torch's sync debug mode reports them.
 
-torch warns at each call that synchronizes, in libraries too. Warnings are counted by the line of the script that led to
-them, after the first few batches, when start-up is over.
+The rules on scripts read code; this module sees calls as they happen, in libraries too. torch warns at each call that
+synchronizes. Warnings are counted by the line of the script that led to them, after the first few batches, when
+start-up is over.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ from typing import Any
 from feeder.errors import BackendError
 from feeder.system.child_python import child_python
 from feeder.system.text import count
-from feeder.tools.doctor.finding import Finding
+from feeder.tools.doctor.finding import WAITS, Finding
 from feeder.tools.instrument.hooks import LoaderHooks, own_line
 from feeder.tools.instrument.launch import read_script, run_script
 
 __all__ = ["WaitCollector", "find_waits"]
 
 _MESSAGE = "called a synchronizing CUDA operation"
-_WHY = "The CPU stops until the GPU has done all its work, and then the GPU is idle until the CPU gives it more."
 _FIRST_BATCH = 3
 _EVERY_STEP = 0.5
 
@@ -70,7 +70,7 @@ class WaitCollector:
                     name="sync",
                     level="warning" if rate >= _EVERY_STEP else "note",
                     found=f"waits for the GPU {rate:.2g} times a step ({number:,} in {count(self.batches, 'step')})",
-                    why=_WHY,
+                    why=WAITS,
                     remedy="read results every N steps only; copy from page-locked memory with non_blocking=True; no "
                     "branches and shapes that depend on values on the GPU (masks as indexes, nonzero, unique)",
                     file=file,
@@ -145,6 +145,6 @@ def _need_gpu() -> None:
     has_torch = importlib.util.find_spec("torch") is not None
     if not has_torch or subprocess.run(child_python(code), check=False).returncode != 0:
         raise BackendError(
-            "--run needs a CUDA device and torch finds none, so the script was not run; feeder profile SCRIPT runs it "
+            "--run needs a CUDA device and torch finds none, so the script was not run; feeder doctor SCRIPT reads it "
             "without a GPU"
         )
