@@ -2,7 +2,8 @@
 
     python scripts/repeat_tests.py TIMES [--busy]
 
-With --busy two loops and a writer to the disk take what they can of the machine meanwhile.
+With --busy two loops and a writer to the disk take what they can of the machine meanwhile. A run's load is the average
+number of processes that ran or waited for a core in its last 15 minutes, whatever they belong to.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def main() -> None:
                 "date": when,
                 "cores": os.cpu_count(),
                 "busy": arguments.busy,
+                "load": round(os.getloadavg()[2], 1),
                 **found,
             }
             with open(ROOT / "tests/runs.jsonl", "a") as file:

@@ -270,9 +270,8 @@ class BucketSplit(Split):
         from ``start``."""
         full = min(steps, self._full)
         drawn, number = self._drawn_with(full - 1), (full - 1) % _DRAWN_AT_ONCE + 1
-        done = np.array(drawn.next) - self._global_batch * np.bincount(
-            drawn.buckets[number:], minlength=len(self._done)
-        )
+        later = np.bincount(drawn.buckets[number:], minlength=len(self._done))
+        done = np.array(drawn.next) - self._global_batch * later
         shared = min(self.kept - self._begin, steps * self._global_batch) - full * self._global_batch
         before = np.cumsum(self._rests) - self._rests
         done = done + np.clip(shared - before, 0, self._rests)
@@ -313,8 +312,8 @@ class BucketSplit(Split):
     def _drawn_with(self, step: int) -> _Drawn:
         """Returns the full batches that were drawn together with a step's; with step -1's: none."""
         wanted = step // _DRAWN_AT_ONCE
-        number = next(each for each in range(wanted, -2, -1) if each in self._drawn)
-        for number in range(number + 1, wanted + 1):
+        last = next(each for each in range(wanted, -2, -1) if each in self._drawn)
+        for number in range(last + 1, wanted + 1):
             self._drawn[number] = self._draw(number, self._drawn[number - 1])
         return self._drawn[wanted]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TextIO
 
 __all__ = ["BOM", "count", "printable", "say", "without_bom"]
@@ -49,11 +50,12 @@ def without_bom(value: Any) -> Any:
     return value
 
 
-def say(text: str, file: TextIO | None = None) -> None:
+def say(text: str, file: TextIO | None = None, style: Callable[[str], str] = str) -> None:
     """Prints a text of one or more lines through :func:`printable`.
 
     Args:
         text: Any text.
         file: The stream; None for standard output.
+        style: Puts a terminal's colors into the printable text.
     """
-    print(printable(text, lines=True), file=file, flush=True)
+    print(style(printable(text, lines=True)), file=file, flush=True)

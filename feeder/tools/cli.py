@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import feeder
@@ -33,12 +34,19 @@ from feeder.tools.commands.common import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAG
 
 __all__ = ["main"]
 
+_COMMANDS = {
+    "data": (shard, append, takedown, export, index, inspect),
+    "look": (browse, replay),
+    "speed": (doctor, profile, tune, bench, parity),
+    "remote": (cache, serve),
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        argv: Arguments; None for those of the process.
+        argv: Arguments; None for those of the process. ``help`` before others asks for their help.
 
     Returns:
         The exit code: 0 success, 1 error or damage found, 2 wrong usage, 3 too many bad inputs, 130 interrupted.
@@ -49,9 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             import argcomplete
 
             argcomplete.autocomplete(parser)
-    arguments, unknown = parser.parse_known_args(argv)
+    given = [*(sys.argv[1:] if argv is None else argv)]
+    arguments, unknown = parser.parse_known_args([*given[1:], "--help"] if given[:1] == ["help"] else given)
     if unknown:
-        (arguments.parser or parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+        used = arguments.parser or parser
+        options = (option for action in used._actions for option in action.option_strings)
+        used.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0].partition('=')[0], options)}")
     if arguments.run is None and not arguments.version:
         parser.print_help()
         return EXIT_USAGE
@@ -76,12 +87,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
 
 
+def _meant(word: str, words: Iterable[str]) -> str:
+    """Returns the question whether the nearest of some words was meant; "" where none is near."""
+    near = difflib.get_close_matches(word, [*words], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 class _Help(argparse.HelpFormatter):
     """Help text in which indented lines stay as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
         return "\n".join(line if line.startswith(" ") else fill(line, width, indent) for line in text.split("\n"))
+
+
+class _GroupedHelp(_Help):
+    """Help text in which the commands stand in groups."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)
+        if action.metavar == "COMMAND":
+            return text.partition("\n\n")[2]  # without a line that says COMMAND
+        firsts = {commands[0].__name__.rpartition(".")[2]: group for group, commands in _COMMANDS.items()}
+        return f"\n  {firsts[action.dest]}:\n{text}" if action.dest in firsts else text
 
 
 class _Parser(argparse.ArgumentParser):
@@ -94,7 +122,18 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, *, examples: Sequence[str] = (), epilog: str | None = None, **options: Any) -> None:
         shown = "\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else ""
-        super().__init__(formatter_class=_Help, epilog="\n\n".join(filter(None, (shown, epilog))), **options)
+        options = {"formatter_class": _Help, **options}
+        super().__init__(epilog="\n\n".join(filter(None, (shown, epilog))), **options)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            meant = _meant(str(value), map(str, action.choices))
+            if action.metavar == "COMMAND":
+                raise argparse.ArgumentError(
+                    None, f"no command {value!r}{meant or ', only ' + ', '.join(action.choices)}"
+                )
+            choices = ", ".join(map(repr, action.choices))
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r} (choose from {choices}){meant}")
 
     def error(self, message: str) -> NoReturn:
         """Ends the process; instead of the usage, which may have twenty lines, it names the help."""
@@ -104,7 +143,9 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="feeder", description="An input pipeline for PyTorch vision training: shard once, then load fast."
+        prog="feeder",
+        description="An input pipeline for PyTorch vision training: shard once, then load fast.",
+        formatter_class=_GroupedHelp,
     )
     parser.set_defaults(run=None, parser=None)
     parser.add_argument("--version", action="store_true", help="print the version and exit")
@@ -115,9 +156,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="with --version: also the machine and the installed packages, for bug reports",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    commands_of_data = (shard, append, takedown, inspect, browse, index, export, cache, serve)
-    for command in (*commands_of_data, bench, parity, doctor, profile, tune, replay):
-        command.add(commands)
+    for group in _COMMANDS.values():
+        for command in group:
+            command.add(commands)
     for each in commands.choices.values():
         each.set_defaults(parser=each)
     return parser

@@ -17,7 +17,7 @@ from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.set_index import SetIndex, field_name
 from feeder.shard.write.set_copy import SetCopy
 from feeder.system.text import count, printable
-from feeder.tools.terminal import size, table, wrap
+from feeder.tools.terminal import columns, size, table, wrap
 
 __all__ = ["Report", "inspect", "open_set", "render"]
 
@@ -113,7 +113,7 @@ def inspect(place: str | SetCopy) -> Report:
 
 
 def render(report: Report) -> str:
-    """Returns the report as text for a terminal of 80 columns."""
+    """Returns the report as text for a terminal of 60 columns or more."""
     shards = count(report.shards, "shard")
     lines = [printable(report.path), f"  samples     {report.samples:,} in {shards}, {size(report.bytes)}"]
     if report.rejected is not None:
@@ -238,6 +238,7 @@ def _histogram(classes: list[tuple[str, int]]) -> list[str]:
         half = _HISTOGRAM_ROWS // 2
         shown = [*ranked[:half], None, *ranked[-half:]]
     most = max((count for _, count in ranked), default=0) or 1
+    bar = min(_BAR, columns() - 46)
     lines = []
     for row in shown:
         if row is None:
@@ -246,10 +247,10 @@ def _histogram(classes: list[tuple[str, int]]) -> list[str]:
         name, count = row
         text = printable(name)
         label = text if len(text) <= 30 else text[:27] + "..."
-        lines.append(f"    {label:30} {count:>9,} {'#' * round(_BAR * count / most)}".rstrip())
+        lines.append(f"    {label:30} {count:>9,} {'#' * round(bar * count / most)}".rstrip())
     return lines
 
 
 def _listed(label: str, items: list[str]) -> str:
     """Returns a label and its items, in lines of the terminal's width."""
-    return "\n".join(wrap(", ".join(items), first=label, indent=" " * len(label)))
+    return "\n".join(wrap(", ".join(items), columns(), first=label, indent=" " * len(label)))

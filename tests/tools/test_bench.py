@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,21 @@ def test_only_what_would_help_is_advised(tree: Path, shards: Path) -> None:
     assert limit_of(found, "2") == "reading: a faster disk"
     assert limit_of({**found, "kind": "folder"}, "2") == "reading: a faster disk, or shards in place of files"
     assert limit_of({**found, "bottleneck": {"2": None}}, "2") is None
+
+
+def test_the_report_begins_with_the_verdict_and_doubts_what_a_busy_machine_measured() -> None:
+    def shown(ours: list[float], theirs: list[float], load: float = 0.5) -> str:
+        options = asdict(BenchOptions("train", "uint8", 24, 64, (1,), seconds=1, repeats=2))
+        rates = {name: {"1": spread(found)} for name, found in (("feeder", ours), (RIVALS["torch"].title(), theirs))}
+        about = {"kind": "shards", "images": 9, "absent": {}, "usable_cores": 2, "load": load, "options": options}
+        return render({**about, "images_per_s": rates, "pss_mib": rates, "stages_ms": {}, "bottleneck": {}})
+
+    ours = RIVALS["torch"].title()
+    assert shown([600, 620], [100, 140]).startswith(f"feeder gives 5.1 times as many images a second as {ours}, the")
+    assert shown([60, 60], [120, 120]).startswith(f"feeder gives 0.50 of the images a second as {ours}, the")
+    assert "warning" not in shown([600, 620], [100, 140])
+    assert "warning: feeder's runs differ 1.6 times: measure" in shown([600, 960], [100, 140])
+    assert "warning: 9.5 processes wanted the 2 cores before it" in shown([600, 620], [100, 140], load=9.5)
 
 
 def test_what_a_rival_makes_is_checked_before_it_is_timed() -> None:

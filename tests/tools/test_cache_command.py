@@ -85,6 +85,18 @@ def test_a_set_in_use_is_not_trimmed(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["freed_bytes"] == SHARD
 
 
+def test_a_machine_that_has_cached_nothing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["cache"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/feeder: nothing cached\n"
+    assert main(["cache", "--trim", "0", "--json"]) == 0
+    found = shown(capsys)
+    assert (found["sets"], found["freed_bytes"]) == ([], 0)
+    assert not (tmp_path / "feeder").exists()
+
+
 def test_a_cache_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", str(tmp_path / "none")]) == 2
     assert "there is no such cache folder" in capsys.readouterr().err

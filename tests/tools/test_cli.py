@@ -74,6 +74,21 @@ def test_every_command_explains_itself_in_80_columns() -> None:
         assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+def test_help_lists_the_commands_in_groups_and_explains_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*arguments: str) -> str:
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+        return capsys.readouterr().out
+
+    listed = shown("help")
+    assert listed == shown("--help")
+    found = re.findall(r"^  ([a-z]+):$|^    ([a-z]+)\b", listed, re.MULTILINE)
+    groups = [number for number, (group, _) in enumerate(found) if group]
+    assert groups == [0, 7, 10, 16]  # six commands, two, five and two
+    assert sorted(name for _, name in found if name) == sorted(command_names())
+    assert shown("help", "shard") == shown("shard", "--help")
+
+
 @pytest.mark.parametrize("name", command_names())
 def test_the_examples_of_the_help_are_calls_of_the_command(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -134,9 +134,23 @@ def test_a_file_that_holds_no_keys_is_refused_in_three_lines(
 
 
 def test_a_wrong_command_has_three_lines_at_most_and_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    said = error_of(["shards"], capsys)
+    said = error_of(["unheard-of"], capsys)
     assert len(terminal_lines(said)) <= 3
     assert all(name in said for name in command_names())
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (["shrad"], "shard"),
+        (["shard", "images", "--encode", "pakced"], "packed"),
+        (["shard", "images", "--max-sied=80"], "--max-side"),
+        (["help", "brwose"], "browse"),
+    ],
+    ids=str,
+)
+def test_a_slip_of_the_pen_is_asked_about(call: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"did you mean {meant}?" in error_of(call, capsys)
 
 
 def without_credentials(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

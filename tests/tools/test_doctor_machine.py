@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from feeder.system.nvml import Nvml, open_nvml
 from feeder.system.versions import PILLOW_SIMD
-from feeder.tools.doctor import Finding, check_machine, render
+from feeder.tools.doctor import Finding, check_machine, colored, render
 from feeder.tools.doctor.packages import Driver, check_packages, driver_of
 from feeder.tools.doctor.resources import check_cores, check_gpus, check_memory, check_shared_memory
 from tests.support import ROOT, fake_nvml
@@ -70,7 +71,34 @@ def test_every_finding_above_ok_says_why_and_the_way_out() -> None:
     }
     assert all(f.why for f in found if f.level != "ok")
     assert all(f.remedy for f in found if f.level in ("warning", "problem"))
-    assert max(map(len, render(found, 80).splitlines())) <= 80
+    lines = render(found, 80).splitlines()
+    assert max(len(line) for line in lines if not line.lstrip().startswith("fix: ")) <= 80
+
+
+def test_a_fix_has_one_line_to_be_pasted_and_levels_have_colors_where_they_are_asked_for() -> None:
+    command = f"pip install {' '.join(['--force-reinstall'] * 9)} pillow"
+    found = [Finding("Pillow", "problem", "absent", "No JPEG can be opened.", command), Finding("cores", "ok", "2 ok")]
+    found.append(Finding("rule", "warning", "a warning", "Slow.", "less", "train.py", 3, 1, "warning = 1"))
+    plain = render(found, 60)
+    shown = colored(plain)
+    assert f"fix: {command}\n" in plain
+    assert "\x1b" not in plain
+    assert shown.count("\x1b[") == 6
+    assert re.sub(r"\x1b\[\d+m", "", shown) == plain
+    assert "\x1b[31mproblem\x1b[0m" in shown
+    assert "train.py:3: \x1b[33mwarning\x1b[0m: a warning" in shown
+
+
+def test_colors_are_for_terminals_that_want_them() -> None:
+    script = ROOT / "tests/scripts/planted/copies.py"
+    for wanted, env in ((True, {}), (False, {"NO_COLOR": "1"})):
+        leader, follower = pty.openpty()
+        command = [sys.executable, "-m", "feeder", "doctor", str(script)]
+        given = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | env
+        with os.fdopen(leader, "rb") as shown, subprocess.Popen(command, stdout=follower, env=given) as process:
+            os.close(follower)
+            assert (b"\x1b[33mwarning" in shown.read1(1 << 16)) == wanted
+            process.terminate()
 
 
 def test_few_open_files_are_a_warning_and_very_few_a_problem_with_an_exit_code() -> None:

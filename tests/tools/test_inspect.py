@@ -59,6 +59,20 @@ def test_the_report_counts_what_is_there(shards: Path) -> None:
     assert "class-1" in text
 
 
+def test_the_report_fits_60_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = {"a class whose name is longer than it is wide": 5, "b": 20}
+    for name, count in classes.items():
+        for seed in range(count):
+            path = tmp_path / "images" / name / f"{seed}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode(pixels(seed)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    shard("images", "shards", ShardOptions())
+    lines = render(inspect("shards")).splitlines()
+    assert 50 < max(map(len, lines)) <= 60
+
+
 def test_a_set_in_a_store_is_shown_as_a_local_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,6 +89,17 @@ def test_a_loop_that_makes_its_batches_itself_is_told_the_gain_of_workers() -> N
     assert "Input-bound: 250 images/s in training, waiting for data 75%" in found.headline()
 
 
+@pytest.mark.parametrize("validations", [1, 3])
+def test_a_loader_that_trains_and_validates_is_judged_by_its_training(validations: int) -> None:
+    record = loader([30.0] * 21, 10)
+    end = record.batches[-1].got_ns / MS
+    for epoch in range(1, 1 + validations):
+        end = extend(record, [1.0] * 21, 100, start_ms=end, epoch=epoch, trained=False)
+    found = analyse(process(record), cores=8)
+    assert "Input-bound: 250 images/s in training, waiting for data 75%" in found.headline()
+    assert (found.loaders[0].batches, found.loaders[0].epochs) == (20, 1)
+
+
 def test_one_core_can_not_do_both_at_once() -> None:
     record = loader([30.0] * 21, 10, fetches=fetches(21, 27, 1.0, 0.0))
     assert [a.title for a in analyse(process(record), cores=1).advice] == [

@@ -13,6 +13,7 @@ from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.link import lock_mirror
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.presence import Record, record_path
+from feeder.system.files import default_cache
 
 __all__ = ["CachedSet", "cached_sets", "trim"]
 
@@ -39,9 +40,11 @@ def cached_sets(cache_dir: str) -> list[CachedSet]:
     """Returns the sets in a cache, the one used longest ago first.
 
     Raises:
-        ArgumentError: if there is no such folder.
+        ArgumentError: if there is no such folder, and it is not the one that a machine's first remote set makes.
     """
     if not os.path.isdir(cache_dir):
+        if cache_dir == default_cache():
+            return []
         raise ArgumentError(f"{cache_dir}: there is no such cache folder")
     found = []
     for entry in os.scandir(cache_dir):

@@ -56,7 +56,8 @@ def throughput(
 
     Returns:
         JSON values:
-        - the common conditions; ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, and why)
+        - the common conditions; ``load`` (processes that ran or waited for a core in the minute before)
+        - ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, and why)
         - by rival and number of workers, every repeat: :data:`MEASURES`, and ratio (of images/s to torch's in the turn)
         - for feeder, by number of workers: stages_ms and bottleneck
 
@@ -65,7 +66,7 @@ def throughput(
         BackendError: if feeder can't run, or its pixels differ from Pillow's.
         FormatError, SourceError: if the images can't be opened.
     """
-    recipe = preset(options.preset, options.dtype, options.image_size)
+    load, recipe = os.getloadavg()[0], preset(options.preset, options.dtype, options.image_size)
     if is_remote(path):
         raise ArgumentError(f"{Url.parse(path)}: the rivals read local files alone; give a copy of the set on a disk")
     dataset = open_dataset(path, recipe)
@@ -86,6 +87,7 @@ def throughput(
         "dataset": os.path.basename(os.path.abspath(path)),
         "kind": "shards" if is_shards(path) else "folder",
         "usable_cores": cores().usable,
+        "load": load,
         "images": len(dataset),
         "options": asdict(options),
         "check": {RIVALS[name].title(): levels for name, levels in check.items()},

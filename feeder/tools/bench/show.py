@@ -18,6 +18,8 @@ _LIMITS = {
     "trainer": "the loop that takes the batches, not feeder",
 }
 
+_WIDE = 1.5
+
 
 def render(result: Mapping[str, Any]) -> str:
     """Returns a result of :func:`feeder.tools.bench.bench_run.throughput` as tables for a terminal of 80 columns."""
@@ -34,7 +36,7 @@ def render(result: Mapping[str, Any]) -> str:
         for measure in ("ratio", "cpu_ms_per_image", "first_batch_s"):
             cells.append(f"{result[measure][name][most]['median']:.2f}" if measure in result else "-")
         head.append([name, *cells, f"{result['pss_mib'][name][most]['median']:,.0f}"])
-    parts = [work, held, "", count(int(most), "worker"), table(head)]
+    parts = [*_verdict(result, most), work, held, "", count(int(most), "worker"), table(head)]
 
     if len(counts) > 1:
         shown = counts if len(counts) <= 7 else [*counts[:3], *counts[-4:]]
@@ -50,10 +52,34 @@ def render(result: Mapping[str, Any]) -> str:
     if limit := limit_of(result, most):
         parts.append(f"limit: {limit}")
 
+    parts += _doubts(result, most)
     for why in dict.fromkeys(result["absent"].values()):
         names = ", ".join(name for name, reason in result["absent"].items() if reason == why)
         parts.append(f"not measured: {names}: {why}")
     return "\n".join(line if "\n" in line else "\n".join(wrap(line)) for line in parts)
+
+
+def _verdict(result: Mapping[str, Any], most: str) -> list[str]:
+    """Returns what a reader wants to know first, if there is a rival."""
+    rates = {name: rate[most]["median"] for name, rate in result["images_per_s"].items()}
+    ours = rates.pop("feeder")
+    if not rates:
+        return []
+    name, best = max(rates.items(), key=lambda each: each[1])
+    said = f"{ours / best:.1f} times as many" if ours >= best else f"{ours / best:.2f} of the"
+    return [f"feeder gives {said} images a second as {name}, the fastest of the others", ""]
+
+
+def _doubts(result: Mapping[str, Any], most: str) -> list[str]:
+    """Returns the reasons why the figures may not hold on an idle machine."""
+    found = []
+    cores, load = result.get("usable_cores", math.inf), result.get("load", 0.0)
+    if load > cores:
+        found.append(f"{load:.1f} processes wanted the {count(cores, 'core')} before it began")
+    for name, rates in result["images_per_s"].items():
+        if (wide := rates[most]["max"] / rates[most]["min"]) > _WIDE:
+            found.append(f"{name}'s runs differ {wide:.1f} times")
+    return [f"warning: {'; '.join(found)}: measure again on an idle machine, or with more --repeats"] if found else []
 
 
 def limit_of(result: Mapping[str, Any], count: str) -> str | None:

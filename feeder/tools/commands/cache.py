@@ -46,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         extra = {} if freed is None else {"freed_bytes": freed}
         say(json.dumps({"cache": cache, "size_bytes": total, "sets": [each._asdict() for each in sets], **extra}))
     elif not arguments.quiet:
-        say(printable(f"{cache}: {total / 1e9:,.3f} GB of {count(len(sets), 'remote set', 'remote sets')}"))
+        held = f"{total / 1e9:,.3f} GB of {count(len(sets), 'remote set', 'remote sets')}" if sets else "nothing cached"
+        say(printable(f"{cache}: {held}"))
         for each in sets:
             use = ", in use" if each.is_used else ""
             say(printable(f"  {each.size_bytes / 1e9:9,.3f} GB  {each.url}{use}"))

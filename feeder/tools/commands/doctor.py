@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from typing import Any
 
 from feeder.errors import ArgumentError
@@ -44,7 +46,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.tools.doctor import check_machine, check_script, counts, render, to_json
+    from feeder.tools.doctor import check_machine, check_script, colored, counts, render, to_json
 
     findings: list[Any] = []
     code = 0
@@ -61,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         say(json.dumps(to_json(findings)))
     elif findings or not arguments.quiet:
         if findings:
-            say(render(findings, columns()) + "\n")
+            takes_color = sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+            say(render(findings, columns()) + "\n", style=colored if takes_color else str)
         say(", ".join(count(found[level], level) for level in ("problem", "warning", "note")))
     bad = found["problem"] + (found["warning"] if arguments.strict else 0)
     return code or (EXIT_DAMAGED if bad else 0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from feeder.system.nvml import Nvml, open_nvml
 from feeder.tools.doctor import resources
-from feeder.tools.doctor.finding import Finding, counts, render, to_json
+from feeder.tools.doctor.finding import Finding, colored, counts, render, to_json
 from feeder.tools.doctor.packages import check_packages, driver_of
 from feeder.tools.doctor.script_check import check_script
 
-__all__ = ["Finding", "check_machine", "check_script", "counts", "render", "to_json"]
+__all__ = ["Finding", "check_machine", "check_script", "colored", "counts", "render", "to_json"]
 
 
 def check_machine(root: str = "/") -> list[Finding]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from feeder.tools.terminal import wrap
 
-__all__ = ["LEVELS", "WAITS", "Finding", "Level", "counts", "render", "to_json"]
+__all__ = ["LEVELS", "WAITS", "Finding", "Level", "colored", "counts", "render", "to_json"]
 
 Level = Literal["ok", "note", "warning", "problem"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
 # The reason shared by rules on a script and by waits seen in a run.
 WAITS = "The CPU stops until the GPU has done all its work, and then the GPU is idle until the CPU gives it more."
+_COLORS = {"problem": 31, "warning": 33, "note": 36, "ok": 32}  # red, yellow, cyan, green
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def render(findings: Sequence[Finding], width: int = 80) -> str:
-    """Returns the findings as text, with each reason given once."""
+    """Returns the findings as text, with each reason given once, and each fix in one line that can be pasted."""
     machine = [finding for finding in findings if not finding.file]
     script = [finding for finding in findings if finding.file]
     column = max((len(finding.name) for finding in machine), default=0)
@@ -82,14 +84,18 @@ def render(findings: Sequence[Finding], width: int = 80) -> str:
     return "\n".join(lines)
 
 
+def colored(text: str) -> str:
+    """Returns the text of :func:`render` with its levels in the colors of a terminal."""
+    for level, color in _COLORS.items():
+        text = re.sub(rf"^(.+?:\d+:\s+)?{level}\b", f"\\1\x1b[{color}m{level}\x1b[0m", text, flags=re.MULTILINE)
+    return text
+
+
 def _advice(finding: Finding, indent: str, width: int) -> list[str]:
     if finding.level == "ok":
         return []
-    lines = []
-    for word, text in (("why", finding.why), ("fix", finding.remedy)):
-        if text:
-            lines += wrap(text, width, first=f"{indent}{word}: ", indent=indent + "     ")
-    return lines
+    lines = wrap(finding.why, width, first=f"{indent}why: ", indent=indent + "     ") if finding.why else []
+    return [*lines, f"{indent}fix: {finding.remedy}"] if finding.remedy else lines
 
 
 def _cut(text: str, width: int) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from feeder.tools.doctor.finding import Finding, Level
 from feeder.tools.doctor.script_file import ScriptSource, read_source
+from feeder.tools.doctor.script_loops import LOOP_RULES, mistakes
 from feeder.tools.doctor.script_names import Default, Names, arguments_of, text_of
 
 __all__ = ["RULES", "check_script", "check_source"]
@@ -21,6 +22,7 @@ RULES = {
     "python-images": "the loader's images are made in Python",
     "blocking-copy": "a copy to the GPU that the loop waits for",
     "set-epoch": "a DistributedSampler that has the same order in every epoch",
+    **{rule: found for rule, (found, _, _) in LOOP_RULES.items()},
 }
 _LOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory")
 _LOADERS = {
@@ -82,6 +84,8 @@ class _Check:
                 if isinstance(loop, ast.For | ast.AsyncFor) and any(map(_is_backward, ast.walk(loop))):
                     self._check_loop(loop)
 
+        for rule, node in mistakes(self._source.tree, self._names, _LOADERS):
+            self._add(rule, node, *LOOP_RULES[rule][1:])
         yield from (self._found[key] for key in sorted(self._found))
 
     def _add(self, rule: str, node: ast.expr, why: str, remedy: str, level: Level = "warning", what: str = "") -> None:

@@ -7,6 +7,8 @@ Note [Times of a step]
 
 from __future__ import annotations
 
+import collections
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ class LoaderTimes:
 
     Args:
         record: The measurements.
-        trains: True if its batches were trained on.
+        trains: True if the batches of some epoch were trained on; then these epochs alone count.
         batches: Batches that count: all but the first of the run.
         images: Samples in these batches.
         wait_s: Seconds in ``next()``.
@@ -115,8 +117,10 @@ def overlap(a: LoaderTimes, b: LoaderTimes) -> bool:
 
 def times_of(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTimes:
     """Returns a loader's times, without those of the process's other loaders."""
-    real = [batch for batch in record.batches if batch.images]
-    steps = [step for batch, step in zip(record.batches, _steps(record, others), strict=True) if batch.images]
+    training = _training_epochs(record)
+    counts = [bool(batch.images) and (not training or batch.epoch in training) for batch in record.batches]
+    real = [*itertools.compress(record.batches, counts)]
+    steps = [*itertools.compress(_steps(record, others), counts)]
     # An epoch begins with the start of the workers, for which the loop waits too.
     begun = {
         batch: (record.made_ns[batch.epoch][1] - record.made_ns[batch.epoch][0]) / 1e9
@@ -132,12 +136,12 @@ def times_of(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTime
     queued = sum(fetch.dataset_queued_ns for fetch in record.fetches) / max(1, dataset)
     return LoaderTimes(
         record=record,
-        trains=sum(batch.trained for batch in record.batches) * 2 > len(real),
+        trains=bool(training),
         batches=len(waits),
         images=sum(batch.images for batch in waits),
         wait_s=sum(waits.values()),
         step_s=sum(steps[1:]),
-        epochs=len({batch.epoch for batch in record.batches}),
+        epochs=len({batch.epoch for batch in real}),
         epoch_start_s=sum(max(0.0, waits[batch] - typical) for batch in begun),
         making_s=whole / len(record.fetches) / 1e9 if record.fetches else None,
         dataset_share=dataset / max(1, whole),
@@ -145,6 +149,13 @@ def times_of(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTime
         queued_share=max(0.0, min(1 - cpu, queued)),
         workers_busy=_workers_busy(record, whole),
     )
+
+
+def _training_epochs(record: LoaderRecord) -> set[int]:
+    """Returns the epochs of which at least half the batches were trained on: a loader may validate in others."""
+    batches = collections.Counter(batch.epoch for batch in record.batches if batch.images)
+    trained = collections.Counter(batch.epoch for batch in record.batches if batch.trained)
+    return {epoch for epoch, count in batches.items() if 2 * trained[epoch] >= count}
 
 
 def _workers_busy(record: LoaderRecord, fetches_ns: int) -> float | None:

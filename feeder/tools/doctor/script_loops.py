@@ -1,0 +1,177 @@
+"""Mistakes of training scripts beyond the options of their loaders: what they do in each epoch, step and sample."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from feeder.tools.doctor.script_names import Names, text_of
+
+__all__ = ["LOOP_RULES", "Mistake", "mistakes"]
+
+# By rule: the finding, the reason, and the fix.
+LOOP_RULES = {
+    "loader-in-epoch": (
+        "a loader that is made anew in each epoch",
+        "Its workers start anew each time, and the loop waits for their first batches.",
+        "make it once, before the loop, with persistent_workers=True",
+    ),
+    "too-many-workers": (
+        "several workers for each core",
+        "Workers beyond the cores take turns on them and take memory; cpu_count() also counts cores of other jobs.",
+        "num_workers=len(os.sched_getaffinity(0)) at most",
+    ),
+    "kept-graph": (
+        "a loss that is kept with the graph of its step",
+        "The activations of every step stay in memory until the list or the sum goes.",
+        "keep loss.detach()",
+    ),
+    "no-grad": (
+        "an evaluation that keeps what gradients need",
+        "The model's activations are kept for a backward() that never comes: time and memory.",
+        "with torch.no_grad(): around the loop",
+    ),
+    "resized-twice": (
+        "a resize whose result is resized again to less",
+        "The first one costs as much as all the rest, and its pixels are thrown away.",
+        "resize once, to the last size",
+    ),
+    "device-in-dataset": (
+        "a sample that is copied to the GPU by itself",
+        "Workers that were forked can't use CUDA, and one copy a sample takes far longer than one a batch.",
+        "return it on the CPU; copy the batch in the loop: .to(device, non_blocking=True)",
+    ),
+}
+_LOOPS = (ast.For, ast.AsyncFor)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_GRADLESS = ("no_grad", "inference_mode", "set_grad_enabled")
+
+
+class Mistake(NamedTuple):
+    """A mistake.
+
+    Attributes:
+        rule: Its rule, one of :data:`LOOP_RULES`.
+        node: Its place.
+    """
+
+    rule: str
+    node: ast.expr
+
+
+def mistakes(tree: ast.Module, names: Names, loaders: set[str]) -> Iterator[Mistake]:
+    """Yields the mistakes of a script.
+
+    Args:
+        tree: Its syntax tree.
+        names: Its names.
+        loaders: Full names of classes of loaders.
+    """
+    without_grad = _called_without_grad(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For):
+            yield from (Mistake("loader-in-epoch", call) for call in _loaders_of_epoch(node, names, loaders))
+            yield from (Mistake("kept-graph", kept) for kept in _kept_graphs(node))
+        elif isinstance(node, ast.Call) and names.called(node) in loaders:
+            workers = [each.value for each in node.keywords if each.arg == "num_workers"]
+            yield from (Mistake("too-many-workers", each) for each in workers if _is_times_cores(each, names))
+        elif isinstance(node, ast.List):
+            yield from (Mistake("resized-twice", call) for call in _resized_again(node, names))
+        elif isinstance(node, ast.FunctionDef) and node.name == "__getitem__":
+            yield from (Mistake("device-in-dataset", call) for call in _copies(node))
+    for scope in (tree, *(each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))):
+        if not (isinstance(scope, ast.FunctionDef) and (scope.name in without_grad or _is_gradless(scope))):
+            yield from (Mistake("no-grad", call) for call in _evaluations(scope))
+
+
+def _inside(node: ast.AST, *, but: tuple[type[ast.AST], ...] = _SCOPES) -> Iterator[ast.AST]:
+    """Yields what stands in a node, but in no function or class of its own, nor in nodes of other kinds."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, but):
+            yield child
+            yield from _inside(child, but=but)
+
+
+def _has_backward(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr == "backward" for each in ast.walk(node))
+
+
+def _loaders_of_epoch(loop: ast.For, names: Names, loaders: set[str]) -> list[ast.Call]:
+    """Returns the loaders that a loop over epochs makes: its inner loop, the only one that trains, has the steps."""
+    inner = [each for each in _inside(loop) if isinstance(each, _LOOPS) and _has_backward(each)]
+    made = [each for each in _inside(loop, but=(*_SCOPES, *_LOOPS)) if isinstance(each, ast.Call)]
+    return [call for call in made if names.called(call) in loaders] if len(inner) == 1 else []
+
+
+def _kept_graphs(loop: ast.For) -> Iterator[ast.expr]:
+    """Yields losses that are appended or added up in the loop that computes their gradients."""
+    steps = list(_inside(loop, but=(*_SCOPES, *_LOOPS)))
+    called = list(_methods(steps))
+    losses = {text_of(owner) for _, owner, method in called if method == "backward"} - {None}
+    for call, _, method in called:
+        if method == "append" and len(call.args) == 1 and text_of(call.args[0]) in losses:
+            yield call
+    for each in steps:
+        if isinstance(each, ast.AugAssign) and text_of(each.value) in losses and text_of(each.target) not in losses:
+            yield each.value
+
+
+def _is_times_cores(node: ast.expr, names: Names) -> bool:
+    """Returns True for cores times 2 or more."""
+    found = names.definition(node)
+    if not isinstance(found, ast.BinOp) or not isinstance(found.op, ast.Mult):
+        return False
+    counts = [(names.called(each) or "").endswith("cpu_count") for each in (found.left, found.right)]
+    factors = [each.value for each in (found.left, found.right) if isinstance(each, ast.Constant)]
+    return any(counts) and any(isinstance(factor, int) and factor >= 2 for factor in factors)
+
+
+def _resized_again(ops: ast.List, names: Names) -> Iterator[ast.Call]:
+    last: tuple[ast.Call, int] | None = None
+    for op in ops.elts:
+        if not isinstance(op, ast.Call) or not (names.called(op) or "").endswith(".Resize"):
+            continue
+        sides = [each.value for each in ast.walk(op.args[0]) if isinstance(each, ast.Constant)] if op.args else []
+        size = max((side for side in sides if isinstance(side, int)), default=0)
+        if last is not None and 0 < size < last[1]:
+            yield last[0]
+        last = op, size
+
+
+def _copies(function: ast.FunctionDef) -> Iterator[ast.Call]:
+    for call, _, method in _methods(ast.walk(function)):
+        given = ast.unparse(call.args[0]) if call.args else ""
+        if method == "cuda" or (method == "to" and ("device" in given or "cuda" in given)):
+            yield call
+
+
+def _called_without_grad(tree: ast.Module) -> set[str]:
+    """Returns the names of functions that are called where no gradients are kept."""
+    blocks = [each for each in ast.walk(tree) if isinstance(each, ast.With) and _is_gradless(each)]
+    calls = [each for block in blocks for each in ast.walk(block) if isinstance(each, ast.Call)]
+    return {(text_of(each.func) or "").rpartition(".")[2] for each in calls}
+
+
+def _is_gradless(node: ast.With | ast.FunctionDef) -> bool:
+    around = [item.context_expr for item in node.items] if isinstance(node, ast.With) else node.decorator_list
+    return any(name in ast.unparse(each) for each in around for name in _GRADLESS)
+
+
+def _evaluations(scope: ast.AST) -> Iterator[ast.Call]:
+    """Yields the calls of a model that was set to evaluate, in loops without gradients whose graphs are kept."""
+    found = list(_inside(scope))
+    if any(isinstance(each, ast.With) and _is_gradless(each) for each in found):
+        return
+    models = {text_of(owner) for _, owner, method in _methods(found) if method == "eval"} - {None}
+    for loop in found:
+        if isinstance(loop, _LOOPS) and not _has_backward(loop):
+            calls = [each for each in _inside(loop) if isinstance(each, ast.Call)]
+            yield from [call for call in calls if text_of(call.func) in models][:1]
+
+
+def _methods(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.Call, ast.expr, str]]:
+    """Yields the calls of methods, each with what it is called of and its name."""
+    for each in nodes:
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
+            yield each, each.func.value, each.func.attr
