@@ -107,6 +107,8 @@ def open_nvml() -> Nvml | str:
     try:
         import pynvml
     except ImportError:
+        if not os.path.exists("/proc/driver/nvidia"):
+            return "there is no NVIDIA driver here"
         return "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
     try:
         pynvml.nvmlInit()

@@ -298,6 +298,17 @@ def test_nvml_is_read_and_absence_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     assert [f.level for f in check_gpus("nvidia-ml-py is not installed", None)] == ["note"]
 
 
+@pytest.mark.parametrize(
+    ("driver", "said"), [(True, "nvidia-ml-py is not installed"), (False, "no NVIDIA driver here")]
+)
+def test_the_library_is_missed_only_where_there_is_a_driver(
+    driver: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr("os.path.exists", lambda path: driver)
+    assert said in str(open_nvml())
+
+
 def test_a_gpu_is_named_without_nvml(tmp_path: Path) -> None:
     gpu = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0"
     gpu.mkdir(parents=True)

@@ -36,7 +36,7 @@ _PREPARING = {"pytorch_lightning", "lightning", "lightning_fabric", "accelerate"
 _IN_MEMORY = {"TensorDataset", "FakeData", "range", "list", "zip"}
 _WRAPPERS = {"Subset", "random_split", "ConcatDataset"}
 _ACCELERATED = re.compile(r"\b(cuda|gpu|xpu|hpu|npu|nccl|local_rank)\b")
-_DEVICE = re.compile(r"device|cuda|gpu|rank")
+_DEVICE = re.compile(r"device|cuda|gpu|rank", re.IGNORECASE)
 
 
 def check_script(path: str) -> list[Finding]:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from feeder.tools.doctor.script_names import Names, text_of
+from feeder.tools.doctor.script_names import Names, arguments_of, text_of
 
 __all__ = ["LOOP_RULES", "Mistake", "mistakes"]
 
@@ -132,7 +132,8 @@ def _resized_again(ops: ast.List, names: Names) -> Iterator[ast.Call]:
     for op in ops.elts:
         if not isinstance(op, ast.Call) or not (names.called(op) or "").endswith(".Resize"):
             continue
-        sides = [each.value for each in ast.walk(op.args[0]) if isinstance(each, ast.Constant)] if op.args else []
+        given = arguments_of(op, "size")[0].get("size", op)
+        sides = [each.value for each in ast.walk(given) if isinstance(each, ast.Constant)]
         size = max((side for side in sides if isinstance(side, int)), default=0)
         if last is not None and 0 < size < last[1]:
             yield last[0]
@@ -141,8 +142,9 @@ def _resized_again(ops: ast.List, names: Names) -> Iterator[ast.Call]:
 
 def _copies(function: ast.FunctionDef) -> Iterator[ast.Call]:
     for call, _, method in _methods(ast.walk(function)):
-        given = ast.unparse(call.args[0]) if call.args else ""
-        if method == "cuda" or (method == "to" and ("device" in given or "cuda" in given)):
+        if method == "cuda" or (
+            method == "to" and any(word in ast.unparse(call).lower() for word in ("device", "cuda"))
+        ):
             yield call
 
 
