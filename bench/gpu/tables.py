@@ -306,7 +306,7 @@ def _parity(results: Results) -> str:
         rows.append([
             name.removeprefix("parity-"), report["backend"], report["device"], report["fidelity"],
             str(report["images"]),
-            *(f"{worst[0]:.3f}", f"{worst[1]:g}", f"{worst[2]:g}"), str(report["views_differing"]),
+            *(f"{worst[0]:.3f}", f"{worst[1]:g}", f"{worst[2]:g}"), str(report.get("views_differing", "-")),
             "yes" if report["passed"] else "**no**",
         ])  # fmt: skip
     head = ["shards", "backend", "decoded on", "fidelity", "images", "mean", "99.9 %", "largest", "views that differ"]

@@ -29,7 +29,6 @@ from feeder.errors import ArgumentError
 from feeder.shard.cache.cache_mirror import CacheMirror, FetchOptions, open_mirror
 from feeder.shard.cache.places import refuse_mirror
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.format.manifest import recorded_classes
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.shard.store.url import is_remote, local_path
 from feeder.system.text import count
@@ -201,8 +200,7 @@ def _opened(
         refuse_mirror(os.path.dirname(index))
 
     reader = open_shards(index, exif=exif, image_field=image_field, version=version, mirror=mirror)
-    names = reader.index.classes
-    reader.classes = recorded_classes(os.path.dirname(index)) if names is None and mirror is None else names
+    reader.classes = reader.index.classes
 
     if labels is False:
         if classes is not None:

@@ -28,7 +28,6 @@ __all__ = [
     "clipped_warning",
     "image_info",
     "is_image_field",
-    "is_one_scan",
     "is_plain_jpeg",
     "is_whole",
     "jpeg_has_end",
@@ -241,17 +240,6 @@ def is_plain_jpeg(data: bytes) -> bool:
             ids = bytes(data[position + 10 : position + 10 + 3 * components : 3])
             is_color = components == 3 and not adobe_rgb and ids != b"RGB"
             return marker in (0xC0, 0xC1, 0xC2) and data[position + 4] == 8 and (components == 1 or is_color)
-    return False
-
-
-def is_one_scan(data: bytes) -> bool:
-    """Returns whether a JPEG whose header can be read is decoded row by row: not progressive, and in one scan."""
-    components = 0
-    for marker, position in _jpeg_segments(data):
-        if marker in _SOF_MARKERS:
-            components = data[position + 9] if marker in (0xC0, 0xC1) else 0
-        elif marker == 0xDA:
-            return 0 < components == data[position + 4]
     return False
 
 

@@ -195,23 +195,6 @@ class Order:
             found = starts[turn] + found - stored[turn]
         return self._within_windows(epoch, found, self.shuffle.samples, inverse=True)
 
-    def neighbour_distance(self, epoch: int = 0, *, pairs: int = 4096) -> float:
-        """Measures how well the order separates samples that are stored side by side, relative to a full shuffle.
-
-        Args:
-            epoch: The epoch.
-            pairs: Largest number of pairs of neighbouring positions to measure.
-
-        Returns:
-            Mean stored distance of samples that follow each other in the order, divided by the mean for a full
-            shuffle (a third of the samples): about 1.0 for a full shuffle, near 0 for the stored order.
-        """
-        if self.samples < 2:
-            return 1.0
-        places = np.unique(np.linspace(0, self.samples - 2, min(pairs, self.samples - 1)).astype(np.int64))
-        distance = np.abs(self.ids(epoch, places + 1) - self.ids(epoch, places))
-        return float(distance.mean() / ((self.samples + 1) / 3))
-
     def _within_windows(
         self, epoch: int, places: npt.NDArray[np.int64], window: int, *, inverse: bool = False
     ) -> npt.NDArray[np.int64]:

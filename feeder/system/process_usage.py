@@ -12,7 +12,6 @@ __all__ = [
     "cpu_seconds",
     "cpu_seconds_by_process",
     "cpu_seconds_of",
-    "forget_peak",
     "memory",
     "process_tree",
     "pss_bytes",
@@ -86,12 +85,6 @@ def status_bytes(name: str, pid: int | None = None) -> int:
         OSError: if the process has ended.
     """
     return _field_bytes(f"/proc/{'self' if pid is None else pid}/status", name)
-
-
-def forget_peak() -> None:
-    """Resets this process's peak ("VmHWM") to its current memory, where the kernel allows it."""
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
 
 
 def stat_fields(pid: int) -> list[str] | None:

@@ -31,29 +31,16 @@ class PillowInfo:
         distribution: ``"pillow"`` or ``"pillow-simd"``: the one whose record lists the imported compiled core;
             ``"unknown"`` if neither's does (a build of the user's own).
         version: ``PIL.__version__``.
-        folder: Its folder.
         simd: True for pillow-simd, a build of the user's own included.
         libjpeg: Its JPEG library and that library's version, or None if it has none.
-        libjpeg_path: The shared library's file, or None if it is linked statically.
         overlaid: Version of the pillow distribution that pillow-simd's files replaced, or None.
-        undone: Version of the pillow-simd distribution whose files pillow replaced, or None.
-        absent_codecs: Formats it was built without, sorted.
     """
 
     distribution: str
     version: str
-    folder: str
     simd: bool
     libjpeg: str | None
-    libjpeg_path: str | None
     overlaid: str | None
-    undone: str | None
-    absent_codecs: tuple[str, ...]
-
-    @property
-    def mixed(self) -> bool:
-        """True if the folder has files of two Pillow releases. That isn't safe: their compiled parts share structs."""
-        return self.overlaid is not None and self.overlaid != re.sub(r"\.post\d+$", "", self.version)
 
 
 PILLOW_SIMD = "12.1.1.post0"  # the newest release, which constraints.txt pins
@@ -90,18 +77,6 @@ def _owners(folder: str, core_path: str, core: bytes) -> tuple[str, dict[str, st
     return owner, claims
 
 
-def _loaded_library(core: bytes) -> str | None:
-    """Returns the path of the libjpeg that the core is linked to, from the process's memory maps."""
-    names = {match.decode() for match in re.findall(rb"lib(?:turbo)?jpeg[A-Za-z0-9_.-]*\.so[0-9.]*", core)}
-    try:
-        with open("/proc/self/maps", errors="surrogateescape") as maps:
-            paths = [line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "jpeg" in line]
-    except OSError:
-        return None
-    # The name is often a link to the file of the exact version: libjpeg.so.62 to libjpeg.so.62.3.0.
-    return next((path for path in paths for name in sorted(names) if os.path.basename(path).startswith(name)), None)
-
-
 def pillow_info() -> PillowInfo | None:
     """Examines the PIL that Python imports; None if there is none, or if it doesn't load."""
     try:
@@ -118,18 +93,10 @@ def pillow_info() -> PillowInfo | None:
     return PillowInfo(
         distribution=owner,
         version=PIL.__version__,
-        folder=folder,
         # pillow-simd's releases carry Pillow's number with a .postN, which Pillow has never used.
         simd=owner == "pillow-simd" or ".post" in PIL.__version__,
         libjpeg=f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {plain}" if plain else None,
-        libjpeg_path=_loaded_library(core),
         overlaid=claims.get("pillow") if owner == "pillow-simd" else None,
-        undone=claims.get("pillow-simd") if owner == "pillow" else None,
-        absent_codecs=tuple(
-            name
-            for name, feature in (("JPEG 2000", "jpg_2000"), ("TIFF compression", "libtiff"), ("WebP", "webp"))
-            if not features.check(feature)
-        ),
     )
 
 

@@ -87,7 +87,7 @@ def inspect(place: str | SetCopy) -> Report:
     manifest = Manifest.read(os.path.dirname(index.path)) if os.path.basename(index.path) == INDEX_NAME else None
 
     found = _read(index)
-    names = index.classes or (manifest.classes if manifest else None) or []
+    names = index.classes or []
     every = sorted({*found.labels, *range(len(names))})
     return Report(
         path=copy.shown,
@@ -252,6 +252,5 @@ def _histogram(classes: list[tuple[str, int]]) -> list[str]:
 
 
 def _listed(label: str, items: list[str]) -> str:
-    """Returns a label and its items, with line breaks only between items."""
-    text = ", ".join(item.replace(" ", "\xa0") for item in items)
-    return "\n".join(wrap(text, columns(), first=label, indent=" " * len(label))).replace("\xa0", " ")
+    """Returns a label and its items, in lines of the terminal's width."""
+    return "\n".join(wrap(", ".join(items), columns(), first=label, indent=" " * len(label)))

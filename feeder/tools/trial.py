@@ -73,7 +73,6 @@ class Trial:
         images_per_s: Images/s from the first batch on.
         cpu_ms: CPU time of all processes per image, milliseconds; includes the step, if there is one.
         memory_bytes: Memory of the workers and the batches.
-        first_batch_s: Seconds from asking for the first batch to getting it.
         make_ms: Time that a worker spends on an image, milliseconds; None if the loader does not meter it.
         read_share: Share of that time spent reading, 0-1.
         busy_share: Share of the time that workers are at work, 0-1.
@@ -83,7 +82,6 @@ class Trial:
     images_per_s: float
     cpu_ms: float
     memory_bytes: int
-    first_batch_s: float
     make_ms: float | None = None
     read_share: float | None = None
     busy_share: float | None = None
@@ -157,13 +155,9 @@ def run(loader: Any, seconds: float, step: Callable[[Any], Any] | None = None) -
         ArgumentError: if the loader has no batch.
     """
     memory_before = pss_bytes(os.getpid())
-    started = time.perf_counter()
     try:
         batches = _forever(loader)
         _take(next(batches), step)
-        _synchronize()
-        first_batch_s = time.perf_counter() - started
-
         sums = consume(batches, loader.stats, seconds, step)
         workers = set(process_tree()) - {os.getpid()}
         memory = sum(map(pss_bytes, workers)) + max(0, pss_bytes(os.getpid()) - memory_before)
@@ -171,7 +165,6 @@ def run(loader: Any, seconds: float, step: Callable[[Any], Any] | None = None) -
             images_per_s=sums.images_per_s,
             cpu_ms=sums.cpu_ms,
             memory_bytes=memory,
-            first_batch_s=first_batch_s,
             skipped=loader.stats().get("skipped", 0),
             **_shares(loader, sums),
         )

@@ -10,15 +10,12 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from feeder.decoders.image_header import ImageInfo
 from feeder.decoders.packed import add_codebooks, is_packed_field, unpack_checked
-from feeder.decoders.targets.mask import MASK_HEAD_BYTES, check_mask
 from feeder.errors import DecodeError, FormatError
 from feeder.shard.format.block_sums import BLOCK_BYTES, file_sums
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, matches_checksum
 from feeder.shard.format.set_index import SetIndex
-from feeder.shard.source.image_field import is_mask_field
 from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.write.set_copy import SetCopy
 from feeder.system.cores import cores
@@ -46,7 +43,7 @@ class Damage(NamedTuple):
 def verify(
     place: str | SetCopy, *, deep: bool = False, workers: int | None = None, progress: Progress | None = None
 ) -> list[Damage]:
-    """Reads every shard again and compares it with its checksums, and the headers of masks with their images.
+    """Reads every shard again and compares it with its checksums.
 
     Args:
         place: A shard set's folder, an index file, or an open set.
@@ -72,25 +69,21 @@ def verify(
         return [*damages, Damage(INDEX_NAME, None, f"lists {shards}, {MANIFEST_NAME} lists {len(manifest.shards)}")]
 
     starts = np.concatenate([[0], np.cumsum(np.asarray(index.shard_counts()))]).tolist()
-    masks: dict[str, list[Damage | None]] = {}
 
-    def check(number: int) -> tuple[list[Damage], dict[str, list[Damage | None]]]:
+    def check(number: int) -> list[Damage]:
         checksum = manifest.shards[number].sha256 if manifest else None
         rows = range(starts[number], starts[number + 1])
         with copy.shard(names[number], may_be_missing=True):
             found = _verify_packed(index, number, rows) if deep else []
-            found = _verify_indexed_shard(index, number, rows, checksum) + found
-            return found, {} if found else _verify_masks(index, number, rows)
+            return _verify_indexed_shard(index, number, rows, checksum) + found
 
     if deep:
         add_codebooks(index.codebooks)
     with progress.running(len(index), index.size_bytes), ThreadPoolExecutor(workers or cores().usable) as pool:
-        for number, (found_damages, found_masks) in enumerate(pool.map(check, range(index.shard_count))):
-            damages += found_damages
-            for field, of_shard in found_masks.items():
-                masks.setdefault(field, []).extend(of_shard)
+        for number, found in enumerate(pool.map(check, range(index.shard_count))):
+            damages += found
             progress.advance(starts[number + 1] - starts[number], index.shard_entry(number).size_bytes)
-    return damages + _damaged_masks(masks, progress)
+    return damages
 
 
 def _verify_manifest(index: SetIndex, manifest: Manifest) -> list[Damage]:
@@ -101,21 +94,6 @@ def _verify_manifest(index: SetIndex, manifest: Manifest) -> list[Damage]:
             damages.append(Damage(MANIFEST_NAME, None, "its bytes do not match its checksum; restore it"))
     if (found := file_sha256(index.path)) != manifest.index["sha256"]:
         damages.append(Damage(INDEX_NAME, None, f"SHA-256 is {found}, {MANIFEST_NAME} says {manifest.index['sha256']}"))
-    return damages
-
-
-def _damaged_masks(masks: dict[str, list[Damage | None]], progress: Progress) -> list[Damage]:
-    """Returns the damage of fields that have any sound mask, and notes those that have none."""
-    damages = []
-    for field, of_set in masks.items():
-        bad = [damage for damage in of_set if damage is not None]
-        if len(bad) < len(of_set):
-            damages += bad
-        elif bad:  # of a field that nobody reads as a mask
-            samples = count(len(bad), "sample")
-            progress.note(
-                f"{field} of {samples}, such as {bad[0].sample}, is nothing that T.Mask takes: {bad[0].reason}"
-            )
     return damages
 
 
@@ -134,28 +112,6 @@ def _verify_packed(index: SetIndex, number: int, rows: range) -> list[Damage]:
             except DecodeError as error:
                 damages.append(Damage(name, index.key(i), error.reason))
     return damages
-
-
-def _verify_masks(index: SetIndex, number: int, rows: range) -> dict[str, list[Damage | None]]:
-    """Compares the headers of a sound shard's masks with their images; None stands for a mask that fits."""
-    masks: dict[str, list[Damage | None]] = {}
-    if not any(map(is_mask_field, index.fields)):
-        return masks
-    name = index.shard_name(number)
-    # What is wrong with the index, _verify_indexed_shard has reported.
-    with contextlib.suppress(FormatError), open(index.shard_path(number), "rb", opener=open_regular) as file:
-        for i in rows:
-            row = index.row(i)
-            info = ImageInfo("", int(row.width[0]), int(row.height[0]), int(row.orientation[0]))
-            for field, offset, length in index.members(i):
-                if is_mask_field(field) and field != index.image_field(i):
-                    damage = None
-                    try:
-                        check_mask(os.pread(file.fileno(), min(length, MASK_HEAD_BYTES), offset), info.sizes)
-                    except DecodeError as error:
-                        damage = Damage(name, index.key(i), f"its {field}: {error.reason}")
-                    masks.setdefault(field, []).append(damage)
-    return masks
 
 
 def _verify_indexed_shard(index: SetIndex, number: int, rows: range, checksum: str | None) -> list[Damage]:

@@ -33,7 +33,7 @@ from feeder.shard.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.support.gil import FREE_THREADED
 from tests.support.loader_data import encode, write_shards
-from tests.support.shard_sets import change_samples, damage_row
+from tests.support.shard_sets import change_samples, damage_row, set_classes
 
 
 def _folder(root: Path) -> Path:
@@ -56,7 +56,7 @@ def test_sample_is_image_label_and_the_fields_asked_for(tmp_path: Path) -> None:
     assert torch.equal(dataset[-3][0], image)
 
 
-def test_classes_come_from_the_manifest(tmp_path: Path) -> None:
+def test_classes_come_from_the_index(tmp_path: Path) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 8))
     assert dataset.classes == [f"class{k}" for k in range(7)]
     assert dataset.class_to_idx == {f"class{k}": k for k in range(7)}
@@ -66,7 +66,7 @@ def test_classes_come_from_the_manifest(tmp_path: Path) -> None:
     assert pickle.dumps(dataset) == packed
     with pytest.raises(AttributeError, match="targets of a ShardDataset can't be changed, as its samples"):
         dataset.targets = [0] * 8
-    os.unlink(tmp_path / "manifest.json")
+    set_classes(tmp_path / "index.bin", None)
     assert ShardDataset(tmp_path).classes is None
     assert ShardDataset(tmp_path).class_to_idx is None
 

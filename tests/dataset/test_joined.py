@@ -25,6 +25,7 @@ from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, 
 from tests.support import jpegs
 from tests.support.images import encode as encode_photo
 from tests.support.loader_data import encode, write_shards
+from tests.support.shard_sets import set_classes
 
 RANDOM = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
 PLAIN = Resize((8, 8))
@@ -47,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _with_classes(source: Path, folder: Path, classes: list[str] | None) -> Path:
     shutil.copytree(source, folder)
-    (folder / "manifest.json").write_text(json.dumps({"classes": classes}))
+    set_classes(folder / "index.bin", classes)
     return folder
 
 

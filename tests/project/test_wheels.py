@@ -76,7 +76,7 @@ def test_a_wheel_without_a_licence_is_refused(tmp_path: Path) -> None:
     "file",
     [
         "feeder/tools/browse/templates/set.html",
-        "feeder/tools/browse/static/htmx.min.js",
+        "feeder/tools/browse/static/browse.js",
         "feeder/py.typed",
         "feeder/decoders/gpu/__init__.py",
     ],

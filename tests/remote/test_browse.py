@@ -21,7 +21,7 @@ def test_samples_of_a_set_in_a_store_are_shown(bucket: Bucket, tmp_path: Path, m
     make_tree(tmp_path / "images", 2, 3)
     assert cli.main(["shard", str(tmp_path / "images"), "--out", f"{bucket.url}/set", "-q"]) == 0
     with end_fetchers(tmp_path):
-        view = SetView(f"{bucket.url}/set", str(tmp_path / "scans"))
+        view = SetView(f"{bucket.url}/set")
         page = TestClient(make_app(view, Training(view, 32), "token"), base_url="http://127.0.0.1:8000")
         page.get("/", params={"token": "token"})
         assert "class-1" in page.get("/sample/5").text

@@ -317,7 +317,7 @@ def test_the_command_says_what_it_did_and_what_it_can_not_reach(
     assert "took down 1 sample, in 1 shard" in out
     assert "1 key had been taken down before" in out
     assert "out of reach of this command" in out
-    assert "captions in scans of `feeder browse`" in out
+    assert "snapshots and backups of the disk" in out
     assert all(len(line) <= 80 for line in out.splitlines()[1:])
     assert main(["inspect", str(folder)]) == 0
     assert "taken down  4, in whose places others stand" in capsys.readouterr().out

@@ -102,8 +102,7 @@ def write_shards(
         sha256, blocks = file_sums(str(folder / name))
         shards.append(ShardRecord(name, len(builder), os.path.getsize(folder / name), sha256))
         builder.write(index_path(str(folder), name), blocks, shards[-1].size_bytes)
-    write_set(str(folder / INDEX_NAME), shards, None)
-    (folder / "manifest.json").write_text(json.dumps({"classes": [f"class{k}" for k in range(7)]}))
+    write_set(str(folder / INDEX_NAME), shards, [f"class{k}" for k in range(7)])
     return folder
 
 

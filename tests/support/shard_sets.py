@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import io
@@ -9,7 +10,7 @@ import json
 import os
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.format.manifest import Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed, short_hash
-from feeder.shard.format.set_header import HEADER_MAGIC, ROW
+from feeder.shard.format.set_header import HEADER_MAGIC, ROW, SetHeader, write_header
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import SampleRow, write_shard_index
 from feeder.shard.source.table_file import ManifestColumns
@@ -46,6 +47,7 @@ __all__ = [
     "one_image_index",
     "rejected",
     "samples_of",
+    "set_classes",
     "shard_entries",
     "sharded",
     "tar_members",
@@ -111,27 +113,30 @@ def one_image_index(folder: Path, samples: list[tuple[str, str]]) -> str:
     return write_rows(builder, folder / "x.bin", ShardEntry("x.tar", tar.stat().st_size))
 
 
-def change_samples(
-    path: Path | str, change: Callable[[int, list[SampleRow]], list[SampleRow]] | None = None, *, classes: bool = True
-) -> None:
+def change_samples(path: Path | str, change: Callable[[int, list[SampleRow]], list[SampleRow]]) -> None:
     """Changes the samples in the indexes of a set's shards, as someone would who knows their hashes.
 
     Args:
         path: The header.
         change: Returns the samples of a shard, given its number and those that it has.
-        classes: False takes the names of classes out of the header.
     """
     index = open_index(path)
     shards = []
     for number in range(index.shard_count):
         own, shard = index.shard_index(number), index.header.shard(number)
-        samples = [own.sample(row) for row in range(own.samples)]
-        if change is not None:
-            samples = change(number, samples)
-            rest = own.fields, own.targets, own.blocks(), own.tar_bytes, own.codebooks()
-            write_shard_index(own.path, samples, *rest, is_numbered=own.is_numbered)
+        samples = change(number, [own.sample(row) for row in range(own.samples)])
+        rest = own.fields, own.targets, own.blocks(), own.tar_bytes, own.codebooks()
+        write_shard_index(own.path, samples, *rest, is_numbered=own.is_numbered)
         shards.append(ShardRecord(shard.name, len(samples), shard.size_bytes, shard.shard_hash.hex()))
-    write_set(str(path), shards, index.classes if classes else None, suffix=index.header.info.index_suffix)
+    write_set(str(path), shards, index.classes, suffix=index.header.info.index_suffix)
+
+
+def set_classes(path: Path | str, classes: Sequence[str] | None) -> None:
+    """Changes the names of classes in the header of a set, as someone would who knows its hashes."""
+    header = SetHeader(str(path))
+    names = [header.shard_name(number) for number in range(header.shards)]
+    info = dataclasses.replace(header.info, classes=None if classes is None else tuple(classes))
+    write_header(str(path), info, header.rows().copy(), names)
 
 
 def damage_row(path: Path | str, column: str, row: int, value: Any) -> None:

@@ -66,10 +66,7 @@ def test_pillow(tmp_path: Path) -> None:
     unpack(f"pillow-{PINNED}-*.whl", tmp_path)
     pillow = versions(tmp_path)["pillow"]
     assert (pillow["distribution"], pillow["version"], pillow["simd"]) == ("pillow", PINNED, False)
-    assert pillow["folder"] == str(tmp_path / "PIL")
     assert pillow["libjpeg"].startswith("libjpeg-turbo 3.")
-    # Pillow's wheels bring their own.
-    assert Path(pillow["libjpeg_path"]).parent == tmp_path / "pillow.libs"
     assert f"pillow {PINNED}, not a SIMD build" in text(tmp_path)
 
 
@@ -80,12 +77,8 @@ def test_pillow_simd_over_pillow(tmp_path: Path) -> None:
     assert (pillow["distribution"], pillow["overlaid"]) == ("pillow-simd", PINNED)
     assert pillow["version"].startswith(f"{PINNED}.post")
     assert pillow["simd"] is True
-    # Compiled here, so it takes the system's.
     assert pillow["libjpeg"].startswith("libjpeg-turbo ")
-    assert not Path(pillow["libjpeg_path"]).is_relative_to(tmp_path)
     assert "over files of" not in text(tmp_path)
-    if os.environ.get("CI") == "true":  # elsewhere a header may be missing that nobody could install
-        assert pillow["absent_codecs"] == []
 
 
 def test_pillow_put_back_over_pillow_simd(tmp_path: Path) -> None:
@@ -93,7 +86,6 @@ def test_pillow_put_back_over_pillow_simd(tmp_path: Path) -> None:
     unpack(f"pillow-{PINNED}-*.whl", tmp_path)
     pillow = versions(tmp_path)["pillow"]
     assert (pillow["distribution"], pillow["simd"], pillow["overlaid"]) == ("pillow", False, None)
-    assert pillow["undone"].startswith(f"{PINNED}.post")
 
 
 def test_pillow_simd_over_another_release_is_warned_of(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_command_measures_all_that_is_installed_and_writes_the_result(
     measured = set(saved["images_per_s"])
     assert {"feeder"} < measured
     assert {rival.title() for rival in RIVALS.values()} == measured | set(saved["absent"])
-    for measure in ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib", "ratio"):
+    for measure in ("images_per_s", "first_batch_s", "cpu_ms_per_image", "pss_mib", "ratio"):
         assert set(saved[measure]) == measured
         for by_workers in saved[measure].values():
             assert set(by_workers) == {"0", "1"}
@@ -61,8 +61,7 @@ def test_the_command_measures_all_that_is_installed_and_writes_the_result(
             # The kernel counts CPU time in hundredths of a second, and a busy machine gives less than that.
             least = 0 if measure == "cpu_ms_per_image" else 1e-9
             assert all(values["median"] >= least for values in by_workers.values())
-    assert set(saved["startup_s"]) == measured == set(saved["check"])
-    assert all(saved["startup_s"][n]["median"] > saved["first_batch_s"][n]["1"]["median"] for n in measured)
+    assert set(saved["check"]) == measured
     assert saved["check"]["feeder"] < bench_run.CHECK_LEVELS
     assert {"read", "decode"} <= set(saved["stages_ms"]["1"])
     assert max(map(len, done.out.splitlines())) <= max(80, len(str(out)) + 30)
@@ -119,58 +118,7 @@ def test_fewer_images_than_a_batch_are_measured_in_smaller_batches(tree: Path) -
     assert ", webdataset, DALI (CPU): not asked for" in text
 
 
-def _run_of(rate: float) -> dict[str, Any]:
-    measures = dict.fromkeys(bench_run.MEASURES, rate)
-    return {**measures, "stages_ms": {"read": 1.0, "decode": 2.0}, "bottleneck": "decode"}
-
-
-@pytest.mark.parametrize(
-    ("until", "workers", "repeats", "measured"),
-    [(2, [2], 1, {"feeder"}), (4, [1, 2], 1, {"feeder"}), (5, [1, 2], 1, {"feeder", "torch"}), (6, [1, 2], 2, None)],
-)
-def test_an_interrupted_measurement_keeps_what_was_measured(
-    tree: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    until: int,
-    workers: list[int],
-    repeats: int,
-    measured: set[str] | None,
-) -> None:
-    """The runs are feeder's with 2 workers and with 1, torch's, and again."""
-    runs = 0
-
-    def turn(name: str, job: Any, workers: tuple[int, ...], startup: list[float]) -> Any:
-        nonlocal runs
-        for number in sorted(workers, reverse=True):
-            runs += 1
-            if runs == until:
-                raise KeyboardInterrupt
-            if number == max(workers):
-                startup.append(1.0)
-            yield number, _run_of(100.0 * number)
-
-    monkeypatch.setattr(bench_run, "run_turn", turn)
-    monkeypatch.setattr(bench_run, "check_rivals", lambda names, *rest: (dict.fromkeys(names, 0.0), 3.0))
-    monkeypatch.setattr(bench_run, "RIVALS", {name: RIVALS[name] for name in ("feeder", "torch")})
-    out = tree.parent / "interrupted"
-    path = ["--json", str(out / "result.json")]
-    sizes = ["--workers", "1,2", "--seconds", "10", "--repeats", "5"]
-    assert main(["bench", str(tree), *sizes, *path]) == 130
-    done = capsys.readouterr()
-    assert "about 4 minutes" in done.err
-    assert f"interrupted in turn {repeats} of 5: medians of the runs until then" in done.out
-    saved = json.loads((out / "result.json").read_text())
-    assert saved["options"]["workers"] == workers
-    assert saved["options"]["repeats"] == repeats
-    names = {RIVALS[name].title() for name in measured or ("feeder", "torch")}
-    assert set(saved["images_per_s"]) == names
-    assert all(saved["images_per_s"]["feeder"][str(number)]["median"] == 100 * number for number in workers)
-
-
-def test_a_measurement_interrupted_before_feeder_was_measured_is_interrupted(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_can_be_interrupted(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 

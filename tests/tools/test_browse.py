@@ -7,7 +7,6 @@ import io
 import json
 import re
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from starlette.testclient import TestClient
 
 import feeder
 from feeder.tools import cli
-from feeder.tools.browse.hosts import Hosts
 from feeder.tools.browse.page_server import make_app
 from feeder.tools.browse.set_view import SampleChoice, SetView
 from feeder.tools.browse.training import Training
@@ -56,7 +54,7 @@ def client(
     path: Path, *, state: dict | None = None, token: str | None = TOKEN, version: int | None = None
 ) -> TestClient:
     targets = [] if state is None else targets_of(state)
-    view = SetView(str(path), str(path.parent / "scans"), version, targets)
+    view = SetView(str(path), version, targets)
     app = make_app(view, Training(view, 32, state), TOKEN)
     found = TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False)
     if token is not None:
@@ -104,29 +102,17 @@ def test_token_leaves_the_address_at_once(page: TestClient) -> None:
     assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
 
 
-def test_other_hosts_names_are_refused(page: TestClient) -> None:
-    assert page.get("/", headers={"Host": "evil.example"}).status_code == 400
+@pytest.mark.parametrize("host", ["127.0.0.1:80", "LOCALHOST", "localhost:8000", "[::1]:9"])
+def test_the_server_is_called_by_the_names_of_the_loopback_address(host: str, page: TestClient) -> None:
+    assert page.get("/", headers={"Host": host}).status_code != 400
 
 
 @pytest.mark.parametrize(
-    ("address", "refused", "taken"),
-    [
-        ("127.0.0.1", "evil.example 10.0.0.1 localhost.evil.example 127.0.0.1@evil", "127.0.0.1:80 localhost [::1]:9"),
-        ("::1", "evil.example [::2] [::1 ::1", "[::1] [::1]:8000 LOCALHOST:8000"),
-        ("10.0.0.1", "evil.example 10.0.0.2", "10.0.0.1:80 localhost"),
-        ("0.0.0.0", "evil.example [evil] evil.example:80", "10.9.8.7:80 [fe80::1]:80 HERE here.example:80"),
-        ("::", "evil.example", "10.9.8.7 [fe80::1] here"),
-    ],
+    "host",
+    ["evil.example", "10.0.0.1", "localhost.evil.example", "127.0.0.1@evil", "[::2]", "[::1", "::1", "evil:80", ""],
 )
-def test_a_server_is_called_by_its_names_and_addresses_alone(
-    address: str, refused: str, taken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("socket.gethostname", lambda: "Here")
-    monkeypatch.setattr("socket.getfqdn", lambda: "here.Example")
-    hosts = Hosts(address)
-    assert [each for each in refused.split() if hosts.has(each)] == []
-    assert [each for each in taken.split() if not hosts.has(each)] == []
-    assert not hosts.has("")
+def test_other_hosts_names_are_refused(host: str, page: TestClient) -> None:
+    assert page.get("/", headers={"Host": host}).status_code == 400
 
 
 def test_pages_load_nothing_from_elsewhere(page: TestClient) -> None:
@@ -165,21 +151,20 @@ def test_grid_turns_through_each_sample_once(tmp_path: Path) -> None:
 
 
 def searched(page: TestClient, at: str) -> Iterator[str]:
-    """The page of a search, and the parts that it asks for by itself."""
+    """The pages of a search, until one has samples."""
     while True:
         answer = page.get(at)
         assert answer.status_code == 200
         yield answer.text
-        following = re.search(r'hx-get="(/samples/more[^"]+)" hx-trigger="load"', answer.text)
-        if following is None:
+        following = re.search(r'href="([^"]+)">Search on<', answer.text)
+        if following is None or ids(answer.text):
             return
         at = unescape(following[1])
 
 
-def test_a_search_goes_on_by_itself_until_the_page_is_full(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_goes_on_from_page_to_page(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feeder.tools.browse.set_view.SEARCHED", 7)
     monkeypatch.setattr("feeder.tools.browse.set_view.CHOSEN", 4)
-    monkeypatch.setattr("feeder.tools.browse.set_pages.ROWS_AT_ONCE", 2)
     page = client(shards)
     dataset = feeder.ShardDataset(shards)
     paths, labels = dataset.column("path"), dataset.targets
@@ -187,16 +172,16 @@ def test_a_search_goes_on_by_itself_until_the_page_is_full(shards: Path, monkeyp
         ("", [i for i, path in enumerate(paths) if "img-003" in path]),
         ("&label=1", [i for i, path in enumerate(paths) if "img-003" in path and labels[i] == 1]),
     ):
-        texts = list(searched(page, f"/samples?text=IMG-003{choice}"))
-        assert len(texts) > 1
-        assert [i for text in texts for i in ids(text)] == wanted[:2]
-        assert "None." not in "".join(texts)
-        following = re.search(r'rel="next" href="([^"]+)"', texts[-1])
-        assert (following is not None) == (len(wanted) > 2)
-        if following is not None:
-            texts = list(searched(page, unescape(following[1])))
-            assert [i for text in texts for i in ids(text)] == wanted[2:]
-            assert "First" in texts[0]
+        found, pages, at = list[int](), 0, f"/samples?text=IMG-003{choice}"
+        while at:
+            text = page.get(at).text
+            found += ids(text)
+            pages += 1
+            following = re.search(r'rel="next" href="([^"]+)"', text)
+            assert ("Searched" in text) == (following is not None)
+            at = "" if following is None else unescape(following[1])
+        assert found == wanted
+        assert pages > 2
     (*_, last) = searched(page, "/samples?text=nowhere")
     assert "None." in last
 
@@ -239,7 +224,7 @@ def test_a_search_finds_names_of_any_script_in_any_case(tmp_path: Path) -> None:
     assert cli.main(command) == 0
     wanted = {"ünïCODE": "Ünïcode-ÄÖ.jpg", "PLAIN": "plain.jpg", "<B>&": "a<b>&c.jpg", "-RAW": "\udcff-raw.jpg"}
     for place in (tmp_path / "images", tmp_path / "images-shards"):
-        view = SetView(str(place), str(tmp_path / "scans"))
+        view = SetView(str(place))
         for text, name in wanted.items():
             rows, following = view.rows(SampleChoice(text=text), 0, 60)
             assert ([Path(row.path).name for row in rows], following) == ([name], None)
@@ -373,7 +358,7 @@ def test_what_is_not_drawn_is_told_with_the_reason(tmp_path: Path) -> None:
     members += [("right.png", encode(pixels(3, 96, 64), "PNG")), ("boxes.json", HOSTILE.encode())]
     text = unescape(client(indexed(tmp_path, *members)).get("/sample/0").text)
     assert 'src="/whole/0"' in text
-    assert "seg.png: it has 8x9 pixels, the image 96x64" in text
+    assert "seg.png: the mask has 8x9 pixels (width x height), the image 96x64" in text
     assert "right.png: the mask is a PNG of RGB colors" in text
     assert "boxes.json: not JSON" in text
 
@@ -690,18 +675,6 @@ def test_samples_that_were_taken_down_are_marked_in_all_versions(tmp_path: Path)
         assert ids(each.get("/samples?kind=gone").text) == gone
 
 
-def test_a_scan_leaves_out_what_was_taken_down(tmp_path: Path) -> None:
-    make_tree(tmp_path / "images", 1, 6)
-    assert cli.main(["shard", str(tmp_path / "images"), "-q"]) == 0
-    place = tmp_path / "images-shards"
-    assert cli.main(["takedown", str(place), feeder.ShardDataset(place).column("key")[2], "-q"]) == 0
-    view = SetView(str(place), str(tmp_path / "scans"))
-    view.scan.start()
-    view.scan.wait()
-    assert view.scan.done == (6, True)
-    assert view.scan.counts() == {"damaged": 0, "grey": 0, "duplicate": 0}
-
-
 @contextlib.contextmanager
 def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command, and the URL that it prints."""
@@ -729,18 +702,6 @@ def test_command_serves_until_it_is_interrupted(shards: Path) -> None:
         refused.value.close()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
-
-
-def test_command_serves_on_an_address_of_ipv6(shards: Path) -> None:
-    with contextlib.closing(socket.socket(socket.AF_INET6)) as tried:
-        try:
-            tried.bind(("::1", 0))
-        except OSError:
-            pytest.skip("needs IPv6")
-    with served(str(shards), "--host", "::1") as (_, url):
-        assert url.startswith("http://[::1]:")
-        with opener().open(url) as answer:
-            assert b"class-1" in answer.read()
 
 
 def test_an_earlier_version_is_shown_by_name_and_with_its_states(

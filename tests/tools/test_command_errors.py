@@ -90,12 +90,11 @@ def test_a_container_without_an_account_names_the_variable_for_it(
     assert said.endswith(": no storage account is named; set AZURE_STORAGE_ACCOUNT_NAME\n")
 
 
-@pytest.mark.parametrize(("option", "value"), [("--host", "9.9.9.9"), ("--port", "70000")])
-def test_a_place_where_a_page_cant_be_served_is_refused_by_its_option(
-    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_port_where_a_page_cant_be_served_is_refused_by_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_tree(tmp_path / "images")
-    assert f"choose another {option}\n" in error_of(["browse", str(tmp_path / "images"), option, value], capsys)
+    assert "choose another --port\n" in error_of(["browse", str(tmp_path / "images"), "--port", "70000"], capsys)
 
 
 def test_a_place_that_nothing_can_be_exported_to_is_told_with_the_remedy(

@@ -29,7 +29,6 @@ from tests.support.folder_store import FolderStore
 from tests.support.images import encode, make_tree, pixels
 from tests.support.remote_sets import make_set
 from tests.support.shard_sets import (
-    change_samples,
     damage_row,
     shard_entries,
     write_tar,
@@ -240,15 +239,13 @@ def test_a_damaged_manifest_is_an_error_that_names_it(shards: Path) -> None:
 
 
 def test_a_changed_class_name_is_noticed(shards: Path) -> None:
-    change_samples(shards / "index.bin", classes=False)  # then they are in the manifest
     path = shards / "manifest.json"
     text = path.read_text()
     path.write_text(text.replace("class-1", "class-7"))
     assert Damage("manifest.json", None, "its bytes do not match its checksum; restore it") in verify(str(shards))
-    with pytest.raises(FormatError, match=r"manifest\.json.*checksum.*remove its line"):
-        ShardDataset(shards)
-    path.write_text(re.sub(r' "crc32": "[0-9a-f]{8}",\n', "", text))
     assert ShardDataset(shards).classes == ["class-0", "class-1", "class-2"]
+    path.write_text(re.sub(r' "crc32": "[0-9a-f]{8}",\n', "", text))
+    assert verify(str(shards)) == []
 
 
 def test_a_folder_without_an_index_says_what_to_do(tmp_path: Path) -> None:

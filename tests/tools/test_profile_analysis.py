@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from feeder.dataset.folders import FolderDataset
-from feeder.tools.instrument.hooks import LoaderHooks, class_folders
+from feeder.tools.instrument.hooks import LoaderHooks
 from feeder.tools.instrument.record import (
     TRAINER_DECODE,
     Fetch,
@@ -19,7 +18,6 @@ from feeder.tools.instrument.record import (
 )
 from feeder.tools.profile.analysis import analyse
 from feeder.tools.profile.text_report import render
-from tests.support.images import make_tree
 
 MS = 1_000_000
 
@@ -149,49 +147,6 @@ def test_all_cores_taken_leave_cheaper_images() -> None:
     assert "60% computing, 40% waiting for a core, 0% for storage" in found.stage
 
 
-class DatasetFolder:
-    """The attributes of torchvision's class that are looked at."""
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-
-
-class ImageFolder(DatasetFolder):
-    pass
-
-
-class Wrapper:
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-
-@pytest.mark.parametrize(
-    ("dataset", "folder"),
-    [
-        (ImageFolder("photos"), "photos"),
-        (Wrapper(Wrapper(ImageFolder("photos"))), "photos"),
-        (Wrapper([1, 2]), None),
-        ([1, 2], None),
-    ],
-)
-def test_a_data_set_of_class_folders_is_known_by_its_root(dataset: Any, folder: str | None) -> None:
-    assert class_folders(dataset) == folder
-
-
-def test_a_feeder_folder_dataset_is_known_by_its_root(tmp_path: Path) -> None:
-    make_tree(tmp_path / "photos", 1, 1)
-    assert class_folders(FolderDataset(tmp_path / "photos")) == str(tmp_path / "photos")
-
-
-@pytest.mark.parametrize(("wait_ms", "is_told"), [(30.0, True), (0.1, False)])
-def test_a_loop_that_waits_for_files_in_class_folders_is_told_of_shards(wait_ms: float, is_told: bool) -> None:
-    """The advice stands beside that to take more workers, which may help, too."""
-    record = loader([wait_ms] * 21, 10, workers=2, fetches=fetches(21, 70, 1.0, 0.0, workers=2), folder="photos")
-    titles = [advice.title for advice in analyse(process(record, cores=3.0), cores=8).advice]
-    assert ("feeder shard photos, and feeder.DataLoader on the shards" in titles) is is_told
-    assert ("num_workers=7" in titles) is is_told
-
-
 @pytest.mark.parametrize("busy", [0.1, 0.9])
 @pytest.mark.parametrize("step_ms", [0, 0.01])
 def test_a_loop_that_does_nothing_with_its_batches_is_promised_no_factor(step_ms: float, busy: float) -> None:
@@ -264,16 +219,14 @@ def test_a_feeder_dataset_without_the_fast_path_is_named_with_the_way_out(
     (advice,) = [advice for advice in found.advice if advice.title == "feeder's fast path"]
     assert advice.text.endswith("batch_size is None: give batch_size.")
     assert advice.gain == pytest.approx(gain)
-    assert "give batch_size" in render(found, [], None, 200)
+    assert "give batch_size" in render(found, None, 200)
 
 
-@pytest.mark.parametrize("folder", [None, "train"])
-def test_a_dataset_that_feeder_takes_as_it_is_is_named_first(folder: str | None) -> None:
-    record = loader([30.0] * 21, 10, workers=8, folder=folder, convertible="ImageFolder")
-    found = [advice for advice in analyse(process(record), cores=8).advice if "feeder" in advice.title]
-    assert found[0].title == "feeder.DataLoader(feeder.from_torch(dataset), ...)"
-    assert found[0].text.startswith("This ImageFolder reads")
-    assert len(found) == (1 if folder is None else 2)
+def test_a_dataset_that_feeder_takes_as_it_is_is_named_first() -> None:
+    record = loader([30.0] * 21, 10, workers=8, convertible="ImageFolder")
+    (found,) = (advice for advice in analyse(process(record), cores=8).advice if "feeder" in advice.title)
+    assert found.title == "feeder.DataLoader(feeder.from_torch(dataset), ...)"
+    assert found.text.startswith("This ImageFolder reads")
 
 
 def test_the_starts_of_epochs_are_worth_persistent_workers() -> None:
@@ -334,4 +287,4 @@ def test_too_little_is_said(loaders: list[LoaderRecord]) -> None:
     found = analyse(process(*loaders), 8)
     assert found.bound is None
     assert "nothing to measure" in found.headline() or "too little" in found.headline()
-    assert render(found, [], "absent").startswith("No loader")
+    assert render(found, "absent").startswith("No loader")

@@ -32,13 +32,10 @@ class Machine:
     start_s: float = 0.2
     now: float = 0.0
     asked: list[Setting] = field(default_factory=list)
-    interrupt_at: int = -1
     _wobble: Iterator[float] = field(default_factory=lambda: itertools.cycle((0.7, -1, 0.2, -0.5, 1, -0.3, 0.4)))
 
     def measure(self, setting: Setting, seconds: float) -> Trial:
         self.asked.append(setting)
-        if len(self.asked) == self.interrupt_at:
-            raise KeyboardInterrupt
         self.now += seconds + self.start_s
         ms = self.read_ms + self.decode_ms[setting.backend or "cpu"]
         lanes = max(1, setting.num_workers) * (1 + (setting.worker_threads - 1) * (1 - self.thread_loss))
@@ -48,7 +45,6 @@ class Machine:
             images_per_s=rate * (1 + self.noise * next(self._wobble)),
             cpu_ms=ms,
             memory_bytes=setting.num_workers * self.process_mib << 20,
-            first_batch_s=self.start_s,
             make_ms=ms,
             read_share=self.read_ms / ms,
             busy_share=rate / full,
@@ -139,16 +135,8 @@ def test_no_workers_are_taken_only_where_the_callers_step_ran() -> None:
     assert chosen(Machine(most=300).search(target=200)).num_workers == 1
 
 
-def test_the_memory_budget_is_kept() -> None:
-    machine = Machine(cores=16)
-    outcome = machine.search(memory_bytes=650 << 20, threads=False)
-    assert chosen(outcome).num_workers <= 6
-    refused = next(p for p in outcome.points if p.setting.num_workers == 16)
-    assert "of memory, more than allowed" in (refused.problem or "")
-
-
 def test_a_present_setting_is_compared_with_and_kept_if_nothing_heartbeats_it() -> None:
-    present = Setting(4, prefetch_factor=2, backend="cpu")
+    present = Setting(4, backend="cpu")
     outcome = Machine(cores=4, decode_ms={"cpu": 2.0}, thread_loss=0.5).search(baseline=present)
     assert chosen(outcome) == present
     assert outcome.gain is None
@@ -192,22 +180,6 @@ def test_the_time_budget_is_kept(seconds: float) -> None:
         assert any("raise --seconds" in note for note in outcome.notes)
 
 
-def test_an_interrupted_search_gives_the_best_so_far() -> None:
-    full = Machine()
-    full.search()
-    for at in range(1, len(full.asked) + 1):
-        machine = Machine(interrupt_at=at)
-        outcome = machine.search()
-        assert outcome.interrupted
-        measured = [p for p in outcome.points if p.runs]
-        assert len({len(p.turns) for p in measured if p.turns}) <= 1  # whole rounds only
-        if at == 1:
-            assert (outcome.chosen, measured) == (None, [])
-        if at > 3:
-            assert outcome.chosen is not None
-            assert outcome.chosen.rate > 7000
-
-
 def test_finalists_take_turns_in_alternating_order() -> None:
     machine = Machine(cores=4)
     outcome = machine.search(threads=False)
@@ -235,7 +207,7 @@ def test_a_backend_that_fails_is_left_out_with_its_reason() -> None:
 
 def test_cost_is_cores_then_cpu_time_then_memory() -> None:
     def point(workers: int, threads: int, cpu_ms: float, mib: int) -> TriedSetting:
-        return TriedSetting(Setting(workers, threads), "", [Trial(1.0, cpu_ms, mib << 20, 0.1)])
+        return TriedSetting(Setting(workers, threads), "", [Trial(1.0, cpu_ms, mib << 20)])
 
     assert cheaper(point(2, 1, 9, 900), point(3, 1, 1, 100))
     assert cheaper(point(2, 2, 1, 900), point(4, 1, 2, 100))

@@ -22,14 +22,14 @@ from feeder.transforms.matrices import affine_matrix
 from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp
 from feeder.transforms.target_ops import TargetOp
 
-__all__ = ["MASK_HEAD_BYTES", "check_mask", "decode_mask", "move_mask"]
+__all__ = ["check_mask", "decode_mask", "move_mask"]
 
 MaskArray = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 _Places = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float32]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-MASK_HEAD_BYTES = 26
+_HEAD_BYTES = 26
 _GRAY, _PALETTE = 0, 3
 _COLORS = {2: "RGB", 4: "gray and alpha", 6: "RGBA"}
 _OUTSIDE = -1
@@ -62,7 +62,7 @@ def check_mask(data: Buffer, sizes: Collection[tuple[int, int]]) -> None:
     """Checks by its header that a member can be the mask of an image.
 
     Args:
-        data: The member, or its first MASK_HEAD_BYTES.
+        data: The member.
         sizes: (height, width) that the mask may have, pixels.
 
     Raises:
@@ -76,8 +76,8 @@ def check_mask(data: Buffer, sizes: Collection[tuple[int, int]]) -> None:
 
 def _header(data: Buffer) -> tuple[int, int, int]:
     """Returns a mask's width and height, pixels, and its bits a pixel."""
-    head = bytes(data[:MASK_HEAD_BYTES])
-    if len(head) < MASK_HEAD_BYTES or head[:8] != _PNG or head[12:16] != b"IHDR":
+    head = bytes(data[:_HEAD_BYTES])
+    if len(head) < _HEAD_BYTES or head[:8] != _PNG or head[12:16] != b"IHDR":
         raise DecodeError(
             f"a mask must be a PNG; this member starts with {head[:8]!r}: write masks as PNGs, which keep each number"
         )

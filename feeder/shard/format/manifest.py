@@ -19,7 +19,6 @@ __all__ = [
     "ShardRecord",
     "is_shard_set",
     "matches_checksum",
-    "recorded_classes",
 ]
 
 MANIFEST_NAME = "manifest.json"
@@ -91,8 +90,8 @@ class Manifest:
         text = _text(path)
         if text is None:
             return None
-        data = _parsed(path, text)
         try:
+            data = json.loads(text)
             if data["format"] != "feeder-shards" or data["format_version"] != _VERSION:
                 raise FormatError(
                     f"{path}: format {data['format']!r} version {data['format_version']}, this feeder reads "
@@ -101,7 +100,7 @@ class Manifest:
             shards = [ShardRecord(**record) for record in data["shards"]]
             known = {k: v for k, v in data.items() if not k.startswith("format_") and k not in ("format", "crc32")}
             return cls(**known | {"shards": shards})
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{path}: damaged: {error!r}; restore it, or shard the dataset again") from None
 
     def write(self, folder: str) -> None:
@@ -116,35 +115,6 @@ def matches_checksum(text: bytes) -> bool:
     """Returns whether the bytes of a manifest match its checksum; True for one without."""
     found = _CRC32.search(text)
     return found is None or found[2] == b"%08x" % zlib.crc32(_CRC32.sub(b"\\g<1>00000000", text, count=1))
-
-
-def recorded_classes(folder: str) -> list[str] | None:
-    """Class names by label, from the manifest in a folder; None if it has none.
-
-    The manifest may be another program's, or of another version, as only its classes are read.
-
-    Raises:
-        FormatError: if it is damaged.
-    """
-    path = os.path.join(folder, MANIFEST_NAME)
-    text = _text(path)
-    if text is None:
-        return None
-    data = _parsed(path, text)
-    if not matches_checksum(text):
-        raise FormatError(
-            f"{path}: damaged: its bytes do not match its checksum; restore it, or, if it was edited on purpose, "
-            "remove its line with crc32"
-        )
-    classes = data.get("classes") if isinstance(data, dict) else None
-    return classes if isinstance(classes, list) else None
-
-
-def _parsed(path: str, text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise FormatError(f"{path}: damaged: {error}; restore it, or shard the dataset again") from None
 
 
 def _text(path: str) -> bytes | None:

@@ -64,71 +64,91 @@ def open_coco(
     rasterize = _rasterizer() if instance_masks else None
     if not os.path.isdir(images):
         raise SourceError(f"{images}: no such folder; the folder of the images is given beside {annotations}")
-    data = _read(annotations)
+    data, shown = _read(annotations), os.path.basename(annotations)
     source = Source(SourceKind.ANNOTATED_IMAGES, images)
     source.add_container(os.path.abspath(annotations))
-    are_captions = _are_captions(data)
-    shown = os.path.basename(annotations)
     classes, labels = _classes(data, annotations, source)
-    source.classes = None if are_captions else classes
     wanted = read_names(names)
     objects = _objects(data, annotations, source)
     if rasterize is not None and data["annotations"] and all(map(_is_bare, data["annotations"])):
         raise SourceError(f"{annotations}: no annotation has a segmentation to make masks of; leave the masks out")
-    further = dict.fromkeys(key for each in data["annotations"] for key in each if key not in _TAKEN)
-    keypoints = [each["keypoints"] for each in data["annotations"] if each.get("keypoints")]
-    points_each = next((len(flat) // 3 for flat in keypoints if _are_triples(flat)), 0)
 
-    bare = short = early = 0
-    found_names: set[str] = set()
-
-    def fields_of(image: Mapping[str, Any], objects: Sequence[Annotation]) -> Iterator[tuple[str, bytes]]:
-        if are_captions:
-            yield CAPTIONS, _lines(objects)
-            return
-        nonlocal early
-        found = _boxes(objects, labels, list(further)) | {"image_id": image["id"]}
-        early += sum(min(box) < 0 for box in found["boxes"])
-        found["boxes"] = [[max(side, 0) for side in box] for box in found["boxes"]]
-        if rasterize is None:
-            yield SEGMENTATION, as_json(without_nan([each.get("segmentation") for each in objects]))
-        else:
-            found["instance"] = list(range(1, len(found["boxes"]) + 1))
-            yield INSTANCES, rasterize(objects, image)
-        if keypoints:
-            same = {key: found[key] for key in ("labels", "id", "category_id", "image_id") if key in found}
-            yield KEYPOINTS, as_json(_points(objects, points_each) | same)
-        yield BOXES, as_json(found)
-
+    are_captions = _are_captions(data)
+    source.classes = None if are_captions else classes
+    fields = None if are_captions else _Fields(data["annotations"], labels, rasterize)
     with Spool(source, spool_path) as spool:
         for image in data["images"]:
-            path = image["file_name"]
-            if wanted is not None:
-                name = os.path.splitext(path)[0]
-                if name not in wanted:
-                    continue
-                found_names.add(name)
+            path, own = image["file_name"], objects[image["id"]]
+            if wanted is not None and os.path.splitext(path)[0] not in wanted:
+                continue
             try:
                 status = _status(images, path)
-                parts = [spool.add(*field) for field in fields_of(image, objects[image["id"]])]
+                found = [(CAPTIONS, _lines(own))] if fields is None else fields.of(image, own)
             except ValueError as error:
                 source.reject(path, str(error))
                 continue
+            parts = [spool.add(*field) for field in found]
             size = status.st_size + sum(part.length for part in parts)
             source.table.add(os.fsencode(path), size, status.st_mtime_ns, -1, parts)
-            bare += sum(map(_is_bare, objects[image["id"]]))
-            short += sum(map(_short_polygons, objects[image["id"]]))
 
-    for name in sorted((wanted or set()) - found_names):
+    listed = {os.path.splitext(image["file_name"])[0] for image in data["images"]}
+    for name in sorted((wanted or set()) - listed):
         source.reject(name, f"is wanted, but has no image in {shown}")
-    if rasterize is not None and bare:
-        source.notes.append(f"{shown}: {count(bare, 'object')} without a segmentation: in {BOXES}, not in {INSTANCES}")
-    if rasterize is not None and short:
-        source.notes.append(f"{shown}: {count(short, 'polygon')} of fewer than three points: not in {INSTANCES}")
-    if early:
-        source.notes.append(f"{shown}: {count(early, 'box', 'boxes')} clipped, because of sides outside of the image")
+    source.notes += [] if fields is None else [f"{shown}: {note}" for note in fields.notes()]
     drop_duplicates(source, os.path.normpath, "duplicate path")
     return source
+
+
+class _Fields:
+    """Makes the fields of images that have objects, and counts what was done to these.
+
+    Args:
+        annotations: All annotations of the file.
+        labels: The label of each category.
+        rasterize: Makes ``instances.png``; None for ``segmentation.json``.
+    """
+
+    def __init__(self, annotations: Sequence[Annotation], labels: Mapping[int | str, int], rasterize: Any) -> None:
+        self._labels = labels
+        self._rasterize = rasterize
+        self._further = list(dict.fromkeys(key for each in annotations for key in each if key not in _TAKEN))
+        keypoints = [each["keypoints"] for each in annotations if each.get("keypoints")]
+        self._has_points = bool(keypoints)
+        self._points_each = next((len(flat) // 3 for flat in keypoints if _are_triples(flat)), 0)
+        self._bare = self._short = self._early = 0
+
+    def of(self, image: Mapping[str, Any], objects: Sequence[Annotation]) -> list[tuple[str, bytes]]:
+        """Returns names and bytes of the fields of an image.
+
+        Raises:
+            ValueError: naming the annotation that is wrong.
+        """
+        found = _boxes(objects, self._labels, self._further) | {"image_id": image["id"]}
+        early = sum(min(box) < 0 for box in found["boxes"])
+        found["boxes"] = [[max(side, 0) for side in box] for box in found["boxes"]]
+        if self._rasterize is None:
+            fields = [(SEGMENTATION, as_json(without_nan([each.get("segmentation") for each in objects])))]
+        else:
+            found["instance"] = list(range(1, len(found["boxes"]) + 1))
+            fields = [(INSTANCES, self._rasterize(objects, image))]
+        if self._has_points:
+            same = {key: found[key] for key in ("labels", "id", "category_id", "image_id") if key in found}
+            fields.append((KEYPOINTS, as_json(_points(objects, self._points_each) | same)))
+        fields.append((BOXES, as_json(found)))
+
+        self._early += early
+        self._bare += sum(map(_is_bare, objects))
+        self._short += sum(map(_short_polygons, objects))
+        return fields
+
+    def notes(self) -> Iterator[str]:
+        """Yields what was done to the objects."""
+        if self._rasterize is not None and self._bare:
+            yield f"{count(self._bare, 'object')} without a segmentation: in {BOXES}, not in {INSTANCES}"
+        if self._rasterize is not None and self._short:
+            yield f"{count(self._short, 'polygon')} of fewer than three points: not in {INSTANCES}"
+        if self._early:
+            yield f"{count(self._early, 'box', 'boxes')} clipped, because of sides outside of the image"
 
 
 def _classes(data: dict[str, Any], annotations: str, source: Source) -> tuple[list[str], dict[Any, int]]:

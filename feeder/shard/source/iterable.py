@@ -65,16 +65,7 @@ def open_samples(
                 source.reject(name, lacking)
                 continue
 
-            text = label_text(fields["cls"]) if "cls" in fields else ""
-            value = None if text is None else as_number(text)
-            is_class = value is None or value == -1 or math.isnan(value) or is_class_number(value)
-            if text is None or not is_class:
-                raise SourceError(
-                    f"sample {name!r}: field 'cls' is {fields['cls'][:40]!r}; expected a class number, 0 or more, or a "
-                    "class name: put other numbers into the field 'json', where ShardDataset(labels=...) finds them"
-                )
-
-            label = labels.add(text)
+            label = labels.add(_label_text(fields.get("cls", b""), name))
             parts = [spool.add(field, data) for field, data in fields.items()]
             size = sum(part.length for part in parts)
             source.table.add(os.fsencode(name), size, NO_FILE, label, parts)
@@ -103,6 +94,23 @@ def _as_dict(sample: Any, number: int) -> Mapping[str, Any]:
         raise SourceError(f"sample {number}: expected a dict of fields, or an image and its label, got {shown}")
     is_class = all(isinstance(each, str) or hasattr(each, "__index__") for each in labels)
     return {"image": image} | {"cls" if is_class else "json": each for each in labels}
+
+
+def _label_text(data: bytes, name: str) -> str:
+    """Returns the label in a sample's ``cls``; empty without one.
+
+    Raises:
+        SourceError: if it is neither a class number nor a class name.
+    """
+    text = label_text(data)
+    value = None if text is None else as_number(text)
+    is_class = value is None or value == -1 or math.isnan(value) or is_class_number(value)
+    if text is None or not is_class:
+        raise SourceError(
+            f"sample {name!r}: field 'cls' is {data[:40]!r}; expected a class number, 0 or more, or a class name: put "
+            "other numbers into the field 'json', where ShardDataset(labels=...) finds them"
+        )
+    return text
 
 
 def _stored(field: str, value: Any, name: str) -> tuple[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from feeder.decoders.image_header import (
     EXIF_HEAD,
     PILLOW_FORMATS,
     ImageInfo,
-    is_one_scan,
     jpeg_orientation,
     quiet_pillow,
 )
@@ -24,9 +23,6 @@ from feeder.decoders.registry import get_decoder
 from feeder.errors import KERNELS_COMMAND, ArgumentError, BackendError
 from feeder.transforms import Recipe, Resize
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 __all__ = ["ENCODINGS", "PROGRESSIVE", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder"]
 
 PROGRESSIVE = ("keep", "sequential")
@@ -34,7 +30,6 @@ ENCODINGS = ("seekable", "packed", "keep", "jpeg", "raw")
 # Decodes an image to one pixel, to which all its pixels contribute.
 _LOOK = Recipe((Resize((1, 1)),))
 _NEEDS_NATIVE = ("seekable", "packed", "jpeg")
-_MAX_SHRUNK_PIXELS = 10**9  # of JPEGs that --max-side decodes at a smaller size
 _MAX_EXIF_BYTES = 65_533  # the capacity of a marker segment
 
 
@@ -156,8 +151,8 @@ class Encoder:
         """
         options = self._options
         if info.width_px * info.height_px > MAX_PIXELS:
-            _check_shrinks(data, info, options)
-            return _reencode(data, info, options)
+            reason = f"{info.width_px}x{info.height_px} is more than the {MAX_PIXELS:,} pixels that feeder decodes"
+            raise ValueError(f"{reason}; make it smaller first")
         outcome = "kept"
         if options.mode in ("seekable", "packed"):
             outcome = f"kept ({info.extension})"
@@ -226,45 +221,13 @@ def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str
         raise ValueError(f"damaged jpg: {error}") from None
 
 
-def _check_shrinks(data: bytes, info: ImageInfo, options: EncodeOptions) -> None:
-    """Raises ValueError if an image of more than MAX_PIXELS is not decoded at a size that has fewer.
-
-    libjpeg decodes a JPEG of one scan row by row, at down to an eighth of its size.
-    """
-    reason = f"{info.width_px}x{info.height_px} is more than the {MAX_PIXELS:,} pixels that feeder decodes"
-    if info.extension != "jpg" or not is_one_scan(data) or info.width_px * info.height_px > _MAX_SHRUNK_PIXELS:
-        raise ValueError(f"{reason}; make it smaller first")
-    width, height = _target_size((info.width_px, info.height_px), options)
-    factor = max(n for n in (1, 2, 4, 8) if n * width <= info.width_px and n * height <= info.height_px)
-    if info.width_px * info.height_px > MAX_PIXELS * factor**2:
-        raise ValueError(f"{reason}; make it smaller first, or shard with --encode jpeg and a lower --max-side")
-
-
-def _target_size(size: tuple[int, int], options: EncodeOptions) -> tuple[int, int]:
-    """Returns the (width, height) that an image gets."""
-    scale = min(1.0, (options.max_side or max(size)) / max(size))
-    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-
-
-def _opened(data: bytes, info: ImageInfo, options: EncodeOptions) -> Image.Image:
-    """Opens an image with Pillow; a JPEG of more than MAX_PIXELS to be decoded at a smaller size."""
-    from PIL import Image
-    from PIL.JpegImagePlugin import JpegImageFile
-
-    if info.width_px * info.height_px <= MAX_PIXELS:
-        # Pillow reads that far ahead of the last block, which may be all that there is.
-        ahead = bytes(8) if info.extension == "jpg" else b""
-        return Image.open(io.BytesIO(data + ahead), formats=PILLOW_FORMATS)
-    opened = JpegImageFile(io.BytesIO(data))  # Image.open refuses the size that it has before it is drafted
-    opened.draft(None, _target_size(opened.size, options))
-    return opened
-
-
 def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> EncodedImage:
     from PIL import Image
 
     try:
-        with quiet_pillow(), _opened(data, info, options) as opened:
+        # Pillow reads that far ahead of the last block, which may be all that there is.
+        ahead = bytes(8) if info.extension == "jpg" else b""
+        with quiet_pillow(), Image.open(io.BytesIO(data + ahead), formats=PILLOW_FORMATS) as opened:
             image = opened.convert("RGB")
             metadata = {name: opened.info[name] for name in ("exif", "icc_profile") if opened.info.get(name)}
         exif = metadata.get("exif", b"")
@@ -272,8 +235,10 @@ def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> EncodedIm
             exif = metadata["exif"] = EXIF_HEAD + exif
     except Exception as error:  # Pillow raises nearly any error on damaged files
         raise ValueError(f"damaged {info.extension}: {error}") from None
-    if options.max_side is not None and max(image.size) > options.max_side:
-        image = image.resize(_target_size((info.width_px, info.height_px), options), Image.Resampling.LANCZOS)
+    longest = max(image.size)
+    if options.max_side is not None and longest > options.max_side:
+        width, height = (max(1, round(side * options.max_side / longest)) for side in image.size)
+        image = image.resize((width, height), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     if options.mode == "raw":
         np.save(buffer, np.asarray(image), allow_pickle=False)

@@ -305,7 +305,6 @@ def _out_of_reach(*, is_store: bool) -> list[str]:
     lines = [
         "loaders that have the set open: end them",
         "caches of remote sets, until a loader opens the set again there",
-        "captions in scans of `feeder browse`, until it shows that version again",
         "the source, exports, and other copies of the set",
         "snapshots and backups of the disk, and its free blocks",
     ]

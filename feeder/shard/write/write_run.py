@@ -254,7 +254,7 @@ class Run:
 
     def _advise(self, manifest: Manifest, written: Sequence[WrittenShard]) -> None:
         notes = [
-            f"{field} of {count(number, 'sample')} is nothing that T.Mask takes: feeder inspect --verify says why"
+            f"{field} of {count(number, 'sample')} is nothing that T.Mask takes, which says why when it reads one"
             for field, number in _total(each.odd_masks for each in written).items()
         ]
         bad = collections.Counter(each.reason for each in _rejected(written) if each.bad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import tempfile
@@ -32,13 +33,13 @@ __all__ = ["CHECK_LEVELS", "throughput"]
 CHECK_LEVELS = 10.0
 _CHECK_IMAGES = 16
 _UNPACKING = (
-    "torch's loader and webdataset unpack the packed images first; with --folder and the files of `feeder export`, "
-    "torch's loader and DALI read those"
+    "webdataset unpacks the packed images first; so does torch's loader without --folder and the files of `feeder "
+    "export`, which DALI needs"
 )
 _START_S = 120.0  # to import a framework from a cold disk and make the first batch
 # The figures of the runs, by rival and number of workers.
 _Runs: TypeAlias = "dict[str, dict[int, list[dict[str, Any]]]]"
-MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib")
+MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "pss_mib")
 
 
 def throughput(
@@ -58,9 +59,7 @@ def throughput(
         - the common conditions; ``load`` (processes that ran or waited for a core in the minute before)
         - ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, and why)
         - by rival and number of workers, every repeat: :data:`MEASURES`, and ratio (of images/s to torch's in the turn)
-        - by rival: startup_s (from starting the process to the first batch, with the most workers)
         - for feeder, by number of workers: stages_ms and bottleneck
-        - after a KeyboardInterrupt, once feeder has run: ``interrupted``, the turn; ``options`` are what was measured
 
     Raises:
         ArgumentError: if the images are in a store.
@@ -78,13 +77,11 @@ def throughput(
 
     check, start_s = check_rivals([name for name in RIVALS if name not in absent], task, absent, note)
     runs: _Runs = {name: {number: [] for number in workers} for name in RIVALS if name not in absent}
-    startup: dict[str, list[float]] = {name: [] for name in runs}
     a_turn_s = len(runs) * (start_s + len(workers) * options.seconds * (1 + SETTLE))
     turns = f"{count(options.repeats, 'turn')} of {options.seconds:g} s, each with {_workers(workers)}"
     note(f"{', '.join(RIVALS[name].title() for name in runs)}: {turns}: about {_duration(options.repeats * a_turn_s)}")
-    note("Ctrl-C ends it and shows the measurements so far")
 
-    measured = _measure(task, runs, startup, absent, note)
+    _measure(task, runs, absent, note)
     done = {name: runs[name] for name in runs if name not in absent}
     return {
         "dataset": os.path.basename(os.path.abspath(path)),
@@ -92,11 +89,10 @@ def throughput(
         "usable_cores": cores().usable,
         "load": load,
         "images": len(dataset),
-        "options": asdict(measured),
+        "options": asdict(options),
         "check": {RIVALS[name].title(): levels for name, levels in check.items()},
         "absent": {rival.title(): absent[name] for name, rival in RIVALS.items() if name in absent},
-        **({} if measured is options else {"interrupted": f"in turn {measured.repeats} of {options.repeats}"}),
-        **_figures(done, startup, measured.workers),
+        **_figures(done, workers),
     }
 
 
@@ -106,43 +102,25 @@ def _absent(task: RivalTask, note: Callable[[str], None]) -> dict[str, str]:
     if not task.options.peers:
         return dict.fromkeys(peers, "not asked for")
     if is_packed_set(task.path):
-        note("webdataset unpacks the packed images first" if task.folder else _UNPACKING)
+        note(_UNPACKING)
     return {name: why for name in peers if (why := RIVALS[name].missing(task.path, task.folder)) is not None}
 
 
-def _measure(
-    task: RivalTask,
-    runs: _Runs,
-    startup: dict[str, list[float]],
-    absent: dict[str, str],
-    note: Callable[[str], None],
-) -> BenchOptions:
-    """Adds the turns of each rival to ``runs`` and ``startup``, and rivals that fail to ``absent``.
-
-    Returns:
-        The task's options; after an interrupt, those that were measured.
-    """
+def _measure(task: RivalTask, runs: _Runs, absent: dict[str, str], note: Callable[[str], None]) -> None:
+    """Adds the turns of each rival to ``runs``, and rivals that fail to ``absent``."""
     options = task.options
-    turns = [(turn, name) for turn in range(1, options.repeats + 1) for name in runs]
-    try:
-        for turn, name in turns:
-            if name in absent:
-                continue
-            title = RIVALS[name].title()
-            try:
-                for number, found in run_turn(name, task, options.workers, startup[name]):
-                    runs[name][number].append(found)
-                    rate = f"{found['images_per_s']:,.0f} images/s"
-                    note(f"  {turn}/{options.repeats} {title}, {_workers((number,))}: {rate}")
-            except Failed as error:
-                absent[name] = _failure(name, task, error)
-                note(f"  {title} {absent[name]}")
-    except KeyboardInterrupt:
-        measured = _measured_so_far(options, runs, absent)
-        note(f"interrupted in turn {measured.repeats} of {options.repeats}")
-        return measured
-
-    return options
+    for turn, name in itertools.product(range(1, options.repeats + 1), runs):
+        if name in absent:
+            continue
+        title = RIVALS[name].title()
+        try:
+            for number, found in run_turn(name, task, options.workers):
+                runs[name][number].append(found)
+                rate = f"{found['images_per_s']:,.0f} images/s"
+                note(f"  {turn}/{options.repeats} {title}, {_workers((number,))}: {rate}")
+        except Failed as error:
+            absent[name] = _failure(name, task, error)
+            note(f"  {title} {absent[name]}")
 
 
 def _failure(name: str, task: RivalTask, error: Failed) -> str:
@@ -156,23 +134,7 @@ def _failure(name: str, task: RivalTask, error: Failed) -> str:
     return f"failed: {error}"
 
 
-def _measured_so_far(options: BenchOptions, runs: _Runs, absent: dict[str, str]) -> BenchOptions:
-    """Returns the options that were measured before an interrupt, and adds rivals that were not to ``absent``.
-
-    Raises:
-        KeyboardInterrupt: if feeder was not.
-    """
-    workers = tuple(number for number in options.workers if runs["feeder"][number])
-    if not workers:
-        raise KeyboardInterrupt
-
-    for name, by_workers in runs.items():
-        if not all(by_workers[number] for number in workers):
-            absent.setdefault(name, "interrupted before")
-    return replace(options, workers=workers, repeats=max(map(len, runs["feeder"].values())))
-
-
-def _figures(runs: _Runs, startup: dict[str, list[float]], workers: tuple[int, ...]) -> dict[str, Any]:
+def _figures(runs: _Runs, workers: tuple[int, ...]) -> dict[str, Any]:
     """Returns the measured values of a result."""
 
     def by_workers(values: Callable[[str, int], list[float]]) -> dict[str, Any]:
@@ -184,7 +146,7 @@ def _figures(runs: _Runs, startup: dict[str, list[float]], workers: tuple[int, .
         return lambda name, number: [run[measure] for run in runs[name][number]]
 
     def ratios(name: str, number: int) -> list[float]:
-        pairs = zip(runs[name][number], runs["torch"][number], strict=False)  # an interrupted turn may lack the second
+        pairs = zip(runs[name][number], runs["torch"][number], strict=True)
         return [ours["images_per_s"] / theirs["images_per_s"] for ours, theirs in pairs]
 
     def stages(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -193,7 +155,6 @@ def _figures(runs: _Runs, startup: dict[str, list[float]], workers: tuple[int, .
 
     ours = {str(number): runs["feeder"][number] for number in workers}
     return {
-        "startup_s": {RIVALS[name].title(): spread(startup[name]) for name in runs},
         **{measure: by_workers(measured(measure)) for measure in MEASURES},
         **({"ratio": by_workers(ratios)} if "torch" in runs else {}),
         "stages_ms": {number: stages(found) for number, found in ours.items()},
@@ -261,18 +222,12 @@ def difference_of(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str
     return None, levels
 
 
-def run_turn(
-    name: str, task: RivalTask, workers: tuple[int, ...], startup: list[float]
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def run_turn(name: str, task: RivalTask, workers: tuple[int, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields one process's runs, the one with the most workers first, as its cold start is the one that users see."""
-    began = time.monotonic()  # the same clock in all processes
     limit_s = _START_S + 10 * task.options.seconds
     with Contestant() as contestant:
         for number in sorted(workers, reverse=True):
-            found = contestant.ask(name, replace(task, workers=number), limit_s)
-            if number == max(workers):
-                startup.append(found["first_batch_at"] - began)
-            yield number, found
+            yield number, contestant.ask(name, replace(task, workers=number), limit_s)
 
 
 class Failed(FeederError):

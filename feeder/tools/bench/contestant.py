@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from feeder.system.process_usage import forget_peak, memory
+from feeder.system.process_usage import memory
 from feeder.tools.bench.bench_options import SETTLE, RivalTask
 from feeder.tools.bench.rivals import RIVALS
 from feeder.tools.trial import consume
@@ -65,11 +65,9 @@ def _run(rival: str, task: RivalTask) -> dict[str, Any]:
     """Measures the time to the first batch, then the settled rate and CPU time per image."""
     options = task.options
     expected = (options.batch_size, 3, options.image_size, options.image_size)
-    forget_peak()
     asked = time.perf_counter()
     feed = RIVALS[rival].open(task)
     images, _ = next(feed.batches)
-    first_at = time.monotonic()
     first_batch_s = time.perf_counter() - asked
     if tuple(images.shape) != expected or str(images.dtype) != f"torch.{options.dtype}":
         raise RuntimeError(f"expected batches of {options.dtype} {expected}, got {images.dtype} {tuple(images.shape)}")
@@ -77,15 +75,13 @@ def _run(rival: str, task: RivalTask) -> dict[str, Any]:
     consume(feed.batches, feed.stats, options.seconds * SETTLE)
     sums = consume(feed.batches, feed.stats, options.seconds)
     bottleneck = feed.stats().get("bottleneck")
-    used = memory()
+    pss_mib = memory().pss
     feed.batches.close()
     return {
-        "first_batch_at": first_at,
         "first_batch_s": first_batch_s,
         "images_per_s": sums.images_per_s,
         "cpu_ms_per_image": sums.cpu_ms,
-        "peak_rss_mib": used.peak_rss,
-        "pss_mib": used.pss,
+        "pss_mib": pss_mib,
         "stages_ms": {name: 1000 * spent / sums.samples for name, spent in sums.stages_s().items()},
         "bottleneck": bottleneck,
     }

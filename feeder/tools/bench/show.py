@@ -53,8 +53,6 @@ def render(result: Mapping[str, Any]) -> str:
         parts.append(f"limit: {limit}")
 
     parts += _doubts(result, most)
-    if "interrupted" in result:
-        parts.append(f"interrupted {result['interrupted']}: medians of the runs until then")
     for why in dict.fromkeys(result["absent"].values()):
         names = ", ".join(name for name, reason in result["absent"].items() if reason == why)
         parts.append(f"not measured: {names}: {why}")

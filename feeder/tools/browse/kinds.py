@@ -7,22 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KINDS", "SCANNED", "is_of_size", "is_unlabelled"]
+__all__ = ["KINDS", "is_of_size", "is_unlabelled"]
 
-# Those that an index of a set tells without a look at the images.
+# An index of a set tells them without a look at the images.
 KINDS = {
     "turned": "with an orientation other than 1",
     "unlabelled": "without a label",
     "small": "with a side below 64 pixels",
     "large": "of more than 20 megapixels",
     "gone": "that were taken down, in whose places others stand",
-}
-# Those that only a scan finds.
-SCANNED = {
-    "damaged": "that can't be decoded",
-    "grey": "without color",
-    "duplicate": "with the same bytes as an earlier one",
-    "uncaptioned": "without a caption",
 }
 _SMALL_PX, _LARGE_PX = 64, 20_000_000
 

@@ -2,10 +2,9 @@
 
 Note [Whom the page is for]
     A set may hold what others on a machine, and pages of other sites in the user's browser, must not see. So the server
-    listens on the loopback address unless it is told otherwise. It answers only requests that name it as their host,
+    listens on the loopback address alone. It answers only requests that name it as their host,
     which keeps away sites whose names lead here (DNS rebinding), and that have its token: in the URL that the command
-    prints, then in a cookie that other sites' requests don't bring. Those from pages of other ports of the same address
-    do bring it, so that of requests which change something only those from its own pages are taken. Pages load nothing
+    prints, then in a cookie that other sites' requests don't bring. No request changes anything. Pages load nothing
     from elsewhere, all text from the set is escaped, and pictures are made anew from decoded pixels, so that no byte of
     a file reaches the browser.
 """
@@ -13,6 +12,7 @@ Note [Whom the page is for]
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,7 +27,6 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 
 from feeder.errors import FeederError
-from feeder.tools.browse.hosts import Hosts
 from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.set_pages import SetPages
 from feeder.tools.browse.set_view import SetView
@@ -37,26 +36,23 @@ __all__ = ["make_app"]
 
 _STATIC = Path(__file__).parent / "static"
 _DAY_S = 86_400
-_POLICY = (
-    "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
-    "base-uri 'none'"
-)
+_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_POLICY = "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; form-action 'self'; base-uri 'none'"
 _HEADERS = {
     "Content-Security-Policy": _POLICY + "; frame-ancestors 'none'",
-    "Referrer-Policy": "same-origin",  # with "no-referrer" a browser sends no Origin with its own pages' forms
+    "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
 
-def make_app(view: SetView, training: Training, token: str | None = None, hosts: Hosts | None = None) -> Starlette:
+def make_app(view: SetView, training: Training, token: str | None = None) -> Starlette:
     """Returns the application.
 
     Args:
         view: The set.
         training: The run whose batches are shown.
         token: What a request must have, see Note [Whom the page is for]; None makes one, ``app.state.token``.
-        hosts: Names by which requests may call the server; None: those of the loopback address.
     """
     renderer = Renderer(path=view.path, samples=len(view))
 
@@ -69,36 +65,22 @@ def make_app(view: SetView, training: Training, token: str | None = None, hosts:
     routes: list[BaseRoute] = [Mount("/static", StaticFiles(directory=_STATIC))]
     routes += SetPages(view, training, renderer).routes
     token = secrets.token_urlsafe(24) if token is None else token
-    middleware = [
-        Middleware(_Guard, token=token, hosts=Hosts() if hosts is None else hosts),
-    ]
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers={FeederError: refused, 404: missing})
+    guard = Middleware(_Guard, token=token)
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers={FeederError: refused, 404: missing})
     app.state.token = token
     return app
-
-
-def _is_own(request: Request) -> bool:
-    """Returns True unless a browser says that a page of another site, or of another port, has sent the request."""
-    origin = request.headers.get("origin")
-    by_origin = origin is None or origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
-    return by_origin and request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
 
 class _Guard(BaseHTTPMiddleware):
     """Lets in who may, and adds the headers of Note [Whom the page is for]."""
 
-    def __init__(self, app: Any, token: str, hosts: Hosts) -> None:
+    def __init__(self, app: Any, token: str) -> None:
         super().__init__(app)
         self._token = token
-        self._hosts = hosts
 
     async def dispatch(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if not self._hosts.has(request.headers.get("host", "")):
+        if not _HOST.fullmatch(request.headers.get("host", "")):
             return HTMLResponse("<!doctype html><title>feeder</title><p>This server has another name.", 400, _HEADERS)
-        if request.method == "POST" and not _is_own(request):
-            return HTMLResponse(
-                "<!doctype html><title>feeder</title><p>Only its own pages may ask for that.", 403, _HEADERS
-            )
         name = f"feeder-{request.url.port or 80}"  # cookies are shared by the ports of a host
         given = request.query_params.get("token")
         if given is not None and self._is_right(given):

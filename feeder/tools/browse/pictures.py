@@ -15,9 +15,8 @@ from feeder import transforms as T
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS
 from feeder.decoders.decode import decode
-from feeder.decoders.image_header import image_info
 from feeder.decoders.targets.annotations import Annotations, decode_boxes
-from feeder.decoders.targets.mask import MaskArray, decode_mask, move_mask
+from feeder.decoders.targets.mask import MaskArray, check_mask, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
 from feeder.tools.browse.set_view import SetView
 from feeder.transforms.boxes import Boxes, move_boxes
@@ -170,7 +169,8 @@ class Overlays(NamedTuple):
                     moved, _ = move_boxes(Boxes(boxes.values), upright(turn, given))
                     found.drawn[name] = boxes._replace(values=moved.values)
                 else:
-                    found.drawn[name] = move_mask(_mask(data, given), 0, upright(turn, given))
+                    check_mask(data, [given])
+                    found.drawn[name] = move_mask(decode_mask(data, "int32"), 0, upright(turn, given))
             except DecodeError as error:
                 found.refused[name] = error.reason
         return found
@@ -185,21 +185,6 @@ class Overlays(NamedTuple):
 def _is_overlay(name: str) -> bool:
     """Returns True for the name of a member that may be a mask or boxes."""
     return name.endswith(("boxes.json", ".png"))
-
-
-def _mask(data: bytes, size: tuple[int, int]) -> MaskArray:
-    """Decodes a mask of a (height, width).
-
-    Raises:
-        DecodeError: if it is another size's, or no mask.
-    """
-    try:
-        found = image_info(data)
-    except ValueError as error:
-        raise DecodeError(str(error)) from None
-    if (found.height_px, found.width_px) != size:
-        raise DecodeError(f"it has {found.width_px}x{found.height_px} pixels, the image {size[1]}x{size[0]}")
-    return decode_mask(data, "int32")
 
 
 def _with_boxes(image: Image.Image, boxes: Annotations) -> Image.Image:

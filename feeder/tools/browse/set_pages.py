@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
 from feeder.order.random import check_range
-from feeder.tools.browse.kinds import KINDS, SCANNED
+from feeder.tools.browse.kinds import KINDS
 from feeder.tools.browse.pictures import Pictures, png
 from feeder.tools.browse.renderer import Renderer
-from feeder.tools.browse.scan import is_caption
 from feeder.tools.browse.set_view import SampleChoice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
 
@@ -64,13 +62,10 @@ class SetPages:
         self.routes = [
             Route("/", self.set),
             Route("/samples", self.samples),
-            Route("/samples/more", self.more_samples),
             Route("/sample/{id:number}", self.sample),
             Route("/member/{id:number}/{number:number}", self.member),
             Route("/classes", self.classes),
             Route("/batch", self.batch),
-            Route("/scan", self.scan),
-            Route("/scan/{what}", self.change_scan, methods=["POST"]),
             Route("/small/{id:number}", self.small),
             Route("/whole/{id:number}", self.whole),
             Route("/crop/{id:number}", self.crop),
@@ -86,7 +81,6 @@ class SetPages:
             classes=view.classes[:CLASSES_AT_ONCE],
             more_classes=max(0, len(view.classes) - CLASSES_AT_ONCE),
             kinds=kinds,
-            **self._scan_values(),
         )
 
     def classes(self, request: Request) -> Response:
@@ -103,52 +97,7 @@ class SetPages:
             step=CLASSES_AT_ONCE,
         )
 
-    def scan(self, request: Request) -> Response:
-        """The part of the first page that a running scan renews."""
-        return self._renderer.page("scan.html", **self._scan_values())
-
-    def _scan_values(self) -> dict[str, Any]:
-        scan = self._view.scan
-        is_running = scan.is_running  # before the counts: a scan that ends meanwhile is asked for again
-        looked_at, is_whole = scan.done
-        scanned = [(kind, SCANNED[kind], number) for kind, number in scan.counts().items()]
-        return {
-            "is_running": is_running,
-            "error": scan.error,
-            "not_kept": scan.not_kept,
-            "looked_at": looked_at,
-            "is_whole": is_whole,
-            "scanned": scanned,
-        }
-
-    def change_scan(self, request: Request) -> Response:
-        """Starts or stops the scan."""
-        what = request.path_params["what"]
-        if what not in ("start", "stop"):
-            return self._renderer.page("message.html", 404, message="There is no such page.")
-        getattr(self._view.scan, what)()
-        return RedirectResponse("/", 303)
-
     def samples(self, request: Request) -> Response:
-        values = self._rows_values(request, ROWS_AT_ONCE)
-        choice, scan = values["choice"], self._view.scan
-        name = "" if choice.label is None else self._view.class_name(choice.label)
-        is_found = choice.kind in SCANNED
-        has_captions = bool(choice.text) and any(map(is_caption, self._view.reader.field_names()))
-        looked_at = scan.done[0] if (is_found or has_captions) and not scan.done[1] else None
-        words = KINDS | SCANNED
-        return self._renderer.page(
-            "samples.html", **values, kinds=words, looked_at=looked_at, is_found=is_found, class_name=name
-        )
-
-    def more_samples(self, request: Request) -> Response:
-        """The next part of a search, of which the page has fewer rows than it shows at once."""
-        most = _number(request, "most", ROWS_AT_ONCE)
-        if not 1 <= most <= ROWS_AT_ONCE:
-            raise ArgumentError(f"most must be 1 to {ROWS_AT_ONCE}, got {most}")
-        return self._renderer.page("rows.html", **self._rows_values(request, most))
-
-    def _rows_values(self, request: Request, most: int) -> dict[str, Any]:
         label = request.query_params.get("label", "")
         choice = SampleChoice(
             _number(request, "label") if label else None,
@@ -156,18 +105,18 @@ class SetPages:
             request.query_params.get("kind", ""),
         )
         first = _number(request, "first")
-        rows, following = self._view.rows(choice, first, most)
-        goes_on = following is not None and len(rows) < most
-        return {
-            "rows": rows,
-            "following": following,
-            "first": first,
-            "previous": None if choice.text else self._view.previous(choice, first, ROWS_AT_ONCE),
-            "choice": choice,
-            "most": most,
-            "most_rows": ROWS_AT_ONCE,
-            "goes_on": goes_on,
-        }
+        rows, following = self._view.rows(choice, first, ROWS_AT_ONCE)
+        return self._renderer.page(
+            "samples.html",
+            rows=rows,
+            following=following,
+            first=first,
+            previous=None if choice.text else self._view.previous(choice, first, ROWS_AT_ONCE),
+            choice=choice,
+            kinds=KINDS,
+            class_name="" if choice.label is None else self._view.class_name(choice.label),
+            searched=following if len(rows) < ROWS_AT_ONCE else None,
+        )
 
     def sample(self, request: Request) -> Response:
         i = self._id(request)

@@ -21,14 +21,13 @@ from feeder.dataset.taken_down import all_taken_down, stand_in
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.set_index import SetIndex
-from feeder.tools.browse.kinds import KINDS, SCANNED, is_of_size, is_unlabelled
-from feeder.tools.browse.scan import Scan
+from feeder.tools.browse.kinds import KINDS, is_of_size, is_unlabelled
 from feeder.tools.presets import open_dataset
 
 __all__ = ["CHOSEN", "COUNTED", "SEARCHED", "Row", "SampleChoice", "SetView", "ShownMember"]
 
 _SHOWN_CHARS = 20_000
-SEARCHED = 200_000  # samples a request: then the page goes on by itself
+SEARCHED = 200_000  # samples a page: then the user searches on
 CHOSEN = 20_000  # samples of a class or a kind a request, whose names are read one by one
 _NAMES_AT_ONCE = 4096  # a tenth of the time that one by one take
 _AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
@@ -42,8 +41,8 @@ class SampleChoice(NamedTuple):
 
     Attributes:
         label: A label; None for all.
-        text: Text in key, path or, of a set that was scanned, caption, in any case; empty for all.
-        kind: One of :data:`KINDS` or :data:`SCANNED` of :mod:`feeder.tools.browse.kinds`; empty for all.
+        text: Text in key or path, in any case; empty for all.
+        kind: One of :data:`KINDS` of :mod:`feeder.tools.browse.kinds`; empty for all.
     """
 
     label: int | None = None
@@ -86,7 +85,6 @@ class SetView:
 
     Args:
         path: A shard set's folder, an index file, a set's URL, or a folder of images.
-        scans: Folder for what scans find; None: the user's cache.
         version: Number of the set's version; None: the newest.
         targets: Names of members such as "seg.png", whose files in a folder are no samples.
 
@@ -94,10 +92,7 @@ class SetView:
         FeederError: if it can't be opened.
     """
 
-    def __init__(
-        self, path: str, scans: str | None = None, version: int | None = None, targets: Sequence[str] = ()
-    ) -> None:
-        self._scans = scans
+    def __init__(self, path: str, version: int | None = None, targets: Sequence[str] = ()) -> None:
         self._version = version
         self._targets = tuple(targets)
         self.path = path
@@ -109,12 +104,6 @@ class SetView:
         """Opens the set once more, with a recipe."""
         return open_dataset(self.path, transform, version=self._version, targets=self._targets)
 
-    @property
-    def version(self) -> int:
-        """Number of the set's version."""
-        index = getattr(self.reader, "index", None)
-        return getattr(index, "version", 1)
-
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -125,14 +114,6 @@ class SetView:
             return np.broadcast_to(np.int64(-1), len(self))
         with self.lock:
             return np.asarray(self.reader.labels())
-
-    @functools.cached_property
-    def scan(self) -> Scan:
-        """Findings of a scan of the images."""
-        index = getattr(self.reader, "index", None)
-        header = getattr(index, "header", None)
-        contents = self.reader.fingerprint() if header is None else header.hash.hex()
-        return Scan(self.path, contents, self._scans, self.version, self._targets)
 
     def label_name(self, i: int) -> str:
         """Returns a sample's label in words."""
@@ -161,7 +142,7 @@ class SetView:
         if isinstance(self.reader, ShardReader):
             index = self.reader.index
             found["shards"] = f"{index.shard_count:,}, {index.size_bytes / 1e6:,.1f} MB"
-            found["version"] = str(self.version)
+            found["version"] = str(index.version)
         if self.classes:
             found["classes"] = f"{len(self.classes):,}"
         heights, widths = self._stored[1].T
@@ -223,9 +204,8 @@ class SetView:
             return [self.row(int(i)) for i in ids[:most]], following
         wanted, found = choice.text.lower(), list[Row]()
         named, following = self._named(chosen, first)
-        captioned = set(self.scan.with_caption(wanted, first, len(self) if following is None else following))
         for i, key, path in named:
-            if wanted in key.lower() or wanted in path.lower() or i in captioned:
+            if wanted in key.lower() or wanted in path.lower():
                 if len(found) == most:
                     return found, i
                 found.append(self._row(i, key, path))
@@ -247,15 +227,15 @@ class SetView:
 
     def _chosen(self, choice: SampleChoice) -> npt.NDArray[np.int64] | None:
         """Returns the samples of a label and a kind, sorted; None for all."""
-        if choice.kind and choice.kind not in KINDS | SCANNED:
-            raise ArgumentError(f"kind must be one of {', '.join(KINDS | SCANNED)}, got {choice.kind!r}")
+        if choice.kind and choice.kind not in KINDS:
+            raise ArgumentError(f"kind must be one of {', '.join(KINDS)}, got {choice.kind!r}")
         if choice.label is None and not choice.kind:
             return None
         if choice.label is not None and self.labels.dtype != np.int64:
             raise ArgumentError("this set has numbers as targets, and no classes to choose by")
         if not choice.kind:
             return np.flatnonzero(self.labels == choice.label)
-        found = self.scan.of_kind(choice.kind) if choice.kind in SCANNED else self._known(choice.kind)
+        found = self._known(choice.kind)
         found = np.zeros(0, np.int64) if found is None else found
         return found if choice.label is None else found[self.labels[found] == choice.label]
 
@@ -271,13 +251,13 @@ class SetView:
         return ((i, *self._names(i)) for i in ids[:CHOSEN].tolist()), following
 
     def row(self, i: int) -> Row:
-        """Returns a sample's names, and what a scan has found of it."""
+        """Returns a sample's names, and the one that stands in its place."""
         return self._row(i, *self._names(i))
 
     def _row(self, i: int, key: str, path: str) -> Row:
         other = self.stand_in(i)
-        notes = [] if other is None else [f"taken down; sample {other:,} stands in"]
-        return Row(i, key, path, self.label_name(i), "; ".join([*notes, *self.scan.notes(i)]))
+        notes = "" if other is None else f"taken down; sample {other:,} stands in"
+        return Row(i, key, path, self.label_name(i), notes)
 
     def stand_in(self, i: int) -> int | None:
         """Returns the sample that stands in the place of one that was taken down; None if that was not."""

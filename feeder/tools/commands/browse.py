@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import socket
 from typing import Any
 
@@ -29,13 +28,6 @@ def add(commands: Any) -> None:
 
     command.add_argument("set", metavar="SET", help="shard set, its URL, or a folder of images")
     command.add_argument("--port", type=int, metavar="N", default=0, help="TCP port (default: a free one)")
-    command.add_argument(
-        "--host",
-        metavar="ADDRESS",
-        default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 lets other machines in who have the secret, without encryption "
-        "(default: 127.0.0.1)",
-    )
     command.add_argument("--image-size", type=int, metavar="PX", default=224, help="side of crops (default: 224)")
 
     command.add_argument("--state", metavar="FILE", help="take recipe, seed and batches from what state_dict() gave")
@@ -60,7 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"feeder browse needs {error.name}: pip install 'feeder-data[browse]'") from None
 
     from feeder.loader.order_identity import set_version
-    from feeder.tools.browse.hosts import Hosts
     from feeder.tools.browse.page_server import make_app
     from feeder.tools.browse.set_view import SetView
     from feeder.tools.browse.training import Training
@@ -78,10 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     with naming(arguments.state):
         training = Training(view, arguments.image_size, state)
 
-    hosts = Hosts(arguments.host)
-    app = make_app(view, training, hosts=hosts)
-    with _listening(arguments.host, arguments.port) as listening:
-        url = f"http://{hosts.shown}:{listening.getsockname()[1]}/?token={app.state.token}"
+    app = make_app(view, training)
+    with _listening(arguments.port) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={app.state.token}"
         say(printable(f"{arguments.set}: open {url}"))
         say("Ctrl-C ends it")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
@@ -89,20 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens, so that the address is good once it is shown.
+def _listening(port: int) -> socket.socket:
+    """Returns a socket that listens on the loopback address, so that the port is good once it is shown.
 
     Raises:
-        ArgumentError: if the address can't be had.
+        ArgumentError: if the port can't be had.
     """
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
+        listening.bind(("127.0.0.1", port))
         listening.listen()
     except (OSError, OverflowError) as error:
         listening.close()
         reason = getattr(error, "strerror", None) or error
-        other = "--port" if getattr(error, "errno", None) in (None, errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise ArgumentError(f"{host}:{port}: can't listen there: {reason}; choose another {other}") from error
+        raise ArgumentError(f"127.0.0.1:{port}: can't listen there: {reason}; choose another --port") from error
     return listening

@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "doctor",
         examples=(
-            "feeder doctor --data images-shards           # the machine and a data set",
+            "feeder doctor                                # the machine",
             "feeder doctor train.py                       # a script, without running it",
         ),
         help="find what keeps the GPU waiting, in the machine and in a training script",
@@ -32,7 +32,6 @@ def add(commands: Any) -> None:
     )
     command.add_argument("scripts", metavar="SCRIPT", nargs="*", help="training script (.py)")
     command.add_argument("--machine", action="store_true", help="with a script: check the machine too")
-    command.add_argument("--data", metavar="DIR", help="data set: measure its disk, and compare its size with memory")
     command.add_argument("--strict", action="store_true", help="exit with code 1 for warnings too")
     add_output(command)
     command.add_argument(
@@ -53,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     code = 0
     if arguments.run_script is not None:
         code, findings = _run(arguments)
-    elif arguments.machine or arguments.data is not None or not arguments.scripts:
-        findings += check_machine(arguments.data)
+    elif arguments.machine or not arguments.scripts:
+        findings += check_machine()
     for script in arguments.scripts:
         findings += check_script(script)
     if arguments.quiet:
@@ -76,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> tuple[int, list[Any]]:
 
     if not arguments.run_script:
         raise ArgumentError("--run needs a script: feeder doctor --run train.py [its arguments]")
-    if arguments.scripts or arguments.data is not None or arguments.machine:
+    if arguments.scripts or arguments.machine:
         raise ArgumentError(
             "--run takes no other checks: check the machine or scripts in another call of feeder doctor"
         )

@@ -29,9 +29,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "dir", metavar="DIR", help="folder of a shard set, an index file, or a URL such as s3://bucket/set"
     )
-    command.add_argument(
-        "--verify", action="store_true", help="compare every byte with the checksums, and masks with their images"
-    )
+    command.add_argument("--verify", action="store_true", help="compare every byte with the checksums")
     command.add_argument(
         "--deep",
         action="store_true",

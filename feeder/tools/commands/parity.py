@@ -21,8 +21,7 @@ def add(commands: Any) -> None:
         ),
         help="compare a decode backend's pixels with the Pillow reference",
         description="Decodes your own images by a backend and by Pillow, and compares the pixels. The report has a row "
-        "for each range of reductions: how much larger the crop is than its output. It also checks that several views "
-        "of an image, decoded together, are what each is alone.",
+        "for each range of reductions: how much larger the crop is than its output.",
         epilog="exit codes: 0 within the bounds, 1 outside or error, 2 wrong usage",
     )
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from feeder.system.text import count, say
-from feeder.tools.commands.common import EXIT_INTERRUPTED, EXIT_SHORT, add_work, noting, size_bytes
+from feeder.tools.commands.common import EXIT_SHORT, add_work, noting
 
 __all__ = ["add", "run"]
 
@@ -20,20 +20,16 @@ def add(commands: Any) -> None:
             "feeder tune images-shards --target 3000 --cpus 8",
         ),
         help="find num_workers, the workers' threads and the backend by measurement",
-        description="Finds the loader's setting by measurement, within a budget of CPUs and memory: the cheapest one "
-        "that reaches the target or, without a target, that is as fast as the fastest. To reach the rate of a training "
+        description="Finds the loader's setting by measurement, within a budget of CPUs: the cheapest one that "
+        "reaches the target or, without a target, that is as fast as the fastest. To reach the rate of a training "
         "step, use feeder.tune(dataset, step=...) in Python.",
-        epilog="exit codes: 0 found, 1 error, 2 wrong usage, 3 target not reached, 130 interrupted (after printing the "
-        "best so far)",
+        epilog="exit codes: 0 found, 1 error, 2 wrong usage, 3 target not reached, 130 interrupted",
     )
     command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
     goal = command.add_argument_group("goal and budget")
     goal.add_argument("--target", type=float, metavar="RATE", help="images/s that are enough (default: the fastest)")
     goal.add_argument(
         "--cpus", type=int, metavar="N", help="workers times threads (default: all that this process may use)"
-    )
-    goal.add_argument(
-        "--memory", type=size_bytes, metavar="SIZE", help="memory of workers and batches (default: what is available)"
     )
     goal.add_argument("--seconds", type=float, default=60.0, help="time limit of the search (default: %(default)s)")
 
@@ -45,7 +41,6 @@ def add(commands: Any) -> None:
     present = command.add_argument_group("present setting, to compare with (default: torch's, no workers)")
     present.add_argument("--num-workers", type=int, default=0, metavar="N", help="default: %(default)s")
     present.add_argument("--worker-threads", type=int, default=1, metavar="N", help="default: %(default)s")
-    present.add_argument("--prefetch-factor", type=int, default=2, metavar="N", help="default: %(default)s")
 
     output = command.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object with every run")
@@ -69,7 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
         dataset,
         target=arguments.target,
         cpus=arguments.cpus,
-        memory_bytes=arguments.memory,
         seconds=arguments.seconds,
         note=noting(arguments.quiet),
         batch_size=arguments.batch_size,
@@ -77,12 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         num_workers=arguments.num_workers,
         **workers,
-        prefetch_factor=arguments.prefetch_factor,
     )
     if arguments.json:
         say(json.dumps({"machine": machine(), "recipe": describe(*recipe), **found.to_json()}))
     else:
         say(f"{count(len(dataset), 'image')}, batch {arguments.batch_size}, {describe(*recipe)}\n{found.render()}")
-    if found.outcome.interrupted:
-        return EXIT_INTERRUPTED
     return EXIT_SHORT if found.outcome.reached is False else 0

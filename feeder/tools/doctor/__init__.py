@@ -7,20 +7,15 @@ from feeder.tools.doctor import resources
 from feeder.tools.doctor.finding import Finding, colored, counts, render, to_json
 from feeder.tools.doctor.packages import check_packages, driver_of
 from feeder.tools.doctor.script_check import check_script
-from feeder.tools.doctor.storage import check_data
 
 __all__ = ["Finding", "check_machine", "check_script", "colored", "counts", "render", "to_json"]
 
 
-def check_machine(data: str | None = None, root: str = "/") -> list[Finding]:
-    """Checks cores, memory, limits, GPUs, packages and, if asked to, a data set's storage.
+def check_machine(root: str = "/") -> list[Finding]:
+    """Checks cores, memory, limits, GPUs and packages.
 
     Args:
-        data: The data set's folder.
         root: Folder that holds the kernel's files (/proc, /sys, /dev).
-
-    Raises:
-        ArgumentError: if there is no data set there.
     """
     nvml = open_nvml()
     driver = driver_of(nvml, root)
@@ -32,7 +27,6 @@ def check_machine(data: str | None = None, root: str = "/") -> list[Finding]:
             *resources.check_shared_memory(root.rstrip("/") + "/dev/shm"),
             *resources.check_files(),
             *check_packages(driver),
-            *(check_data(data, root) if data is not None else ()),
         ]
     finally:
         if isinstance(nvml, Nvml):

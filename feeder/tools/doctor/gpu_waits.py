@@ -104,9 +104,9 @@ def find_waits(
         BackendError: if there is no CUDA device here; the script is not run.
         SourceError: if there is no such script, or it is not Python.
     """
+    read = read_script(script)
     if enable is None:
         _need_gpu()
-    read = read_script(script)
     collector = WaitCollector(enable or _debug_mode)
     folder = tempfile.mkdtemp(prefix="feeder-doctor-")
     try:

@@ -101,11 +101,10 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
             pillow_simd_command(version),
         )
     elif not pillow["simd"] and platform.machine() == "x86_64":
-        undone = f" over pillow-simd {pillow['undone']}" if pillow["undone"] is not None else ""
         why = "Resizing with Pillow (torchvision's transforms, feeder's pillow backend) does not use AVX2. "
         why += "feeder's native backend is not affected. pillow-simd is compiled when it is installed: see "
         why += "docs/operations.md for the packages that this needs."
-        yield Finding("Pillow", "note", f"{said}{undone}, not a SIMD build", why, pillow_simd_command())
+        yield Finding("Pillow", "note", f"{said}, not a SIMD build", why, pillow_simd_command())
     else:
         yield Finding("Pillow", "ok", said + (", a SIMD build" if pillow["simd"] else ""))
 
@@ -113,14 +112,14 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
     if pillow["distribution"] == "pillow-simd":
         again = f"sudo apt-get install -y libjpeg-dev && {pillow_simd_command(version)}"
 
-    jpeg, where = pillow["libjpeg"], os.path.basename(pillow["libjpeg_path"] or "") or "linked statically"
+    jpeg = pillow["libjpeg"]
     if jpeg is None:
         yield Finding("libjpeg", "problem", "Pillow was built without JPEG", "No JPEG can be opened.", again)
     elif "turbo" not in jpeg:
         why = "Decoding without libjpeg-turbo's SIMD code takes several times as long."
-        yield Finding("libjpeg", "warning", f"Pillow decodes with {jpeg} ({where})", why, again)
+        yield Finding("libjpeg", "warning", f"Pillow decodes with {jpeg}", why, again)
     else:
-        yield Finding("libjpeg", "ok", f"{jpeg} ({where})")
+        yield Finding("libjpeg", "ok", jpeg)
 
 
 def _torch(found: dict[str, Any], driver: Driver) -> Finding:

@@ -30,7 +30,7 @@ import feeder
 from feeder.tools.instrument.fetch import MeteredInit, meter_fetching, read_fetches
 from feeder.tools.instrument.record import TRAINER_DECODE, Fetch, LoaderRecord, NextCall, ProcessRecord
 
-__all__ = ["LoaderHooks", "class_folders", "own_line", "own_rank"]
+__all__ = ["LoaderHooks", "own_line", "own_rank"]
 
 _LOADERS = {
     "torch.utils.data.dataloader": "DataLoader",
@@ -38,8 +38,6 @@ _LOADERS = {
     "feeder.loader.dataloader": "DataLoader",
 }
 _MAKING = {"read", "draw", "cut", "decode", "transform", "fetch", "collate", "write"}  # stages that are not waits
-_FOLDER_DATASETS = {"DatasetFolder", "FolderDataset"}  # torchvision's, which ImageFolder derives from, and feeder's
-_MOST_WRAPPERS = 8
 _HEAP_TYPE = 1 << 9  # a class made by Python code, whose methods can be replaced
 
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -187,7 +185,6 @@ class LoaderHooks:
                 pin_memory=bool(loader.pin_memory) or getattr(loader, "device", None) is not None,
                 persistent=bool(loader.persistent_workers),
                 convertible=_convertible(loader.dataset),
-                folder=class_folders(loader.dataset),
             )
             self.records[loader] = self._successor_of(loader, fresh)
             if self.records[loader] is fresh:
@@ -280,19 +277,8 @@ def own_rank() -> int | None:
 def _convertible(dataset: Any) -> str | None:
     from feeder.dataset.foreign import convertible
 
-    with contextlib.suppress(Exception):  # see class_folders
-        return convertible(dataset)
-    return None
-
-
-def class_folders(dataset: Any) -> str | None:
-    """Returns the root of a dataset of single files in class folders, or of the one it wraps; else None."""
     with contextlib.suppress(Exception):  # a data set may be anything, and a meter must not end the training
-        for _ in range(_MOST_WRAPPERS):
-            if any(kind.__name__ in _FOLDER_DATASETS for kind in type(dataset).__mro__):
-                root: str = os.fspath(getattr(dataset, "root", None) or dataset.reader.root)
-                return root
-            dataset = dataset.dataset  # the attribute of torch's Subset and of most wrappers
+        return convertible(dataset)
     return None
 
 

@@ -85,7 +85,6 @@ class LoaderRecord:
         bottleneck: feeder's own verdict.
         path_reason: Reason why a feeder dataset does not take the fast path, and the remedy; else None.
         convertible: Class of a dataset that ``feeder.from_torch`` takes and that is not feeder's yet; else None.
-        folder: Class folders that its dataset reads files from, as torchvision's ImageFolder does; else None.
     """
 
     place: str
@@ -101,7 +100,6 @@ class LoaderRecord:
     bottleneck: str | None = None
     path_reason: str | None = None
     convertible: str | None = None
-    folder: str | None = None
 
     def steps(self) -> Iterator[tuple[NextCall, NextCall | None]]:
         """Yields each call with the next one of the same epoch; None after an epoch's last."""

@@ -122,12 +122,8 @@ def _faster_batches(main: LoaderTimes, load: MachineLoad, cores: int) -> list[Ad
 
     workers = _more_workers(main, load, cores)
     native = None if record.convertible is None else _native(main, record.convertible)
-    if record.folder is not None:
-        return [workers, native, _shards(main, record.folder)]
-    if native is not None:
-        return [workers, native]
-    nothing_else = workers is None and record.path_reason is None
-    return [workers, _cheaper(main) if nothing_else or load.used_cores > 0.8 * cores else None]
+    nothing_else = workers is None and native is None and record.path_reason is None
+    return [workers, native, _cheaper(main) if nothing_else or load.used_cores > 0.8 * cores else None]
 
 
 def _more_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | None:
@@ -157,8 +153,7 @@ def _more_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | 
     if record.fetches and main.storage_share > 0.5:
         text = (
             f"Workers wait for storage {main.storage_share:.0%} of their time in the data set, and more of them can "
-            "wait at the same time. Shards (feeder shard) need fewer, longer reads; feeder doctor --data DIR measures "
-            "the disk."
+            "wait at the same time. Shards (feeder shard) need fewer, longer reads."
         )
         return Advice(f"num_workers={2 * record.workers}", text, main.gain(batch_s / 2))
 
@@ -211,14 +206,6 @@ def _native(main: LoaderTimes, kind: str) -> Advice:
         "samples and transform, whose images are made natively; `feeder.explain(dataset)` says what stays in Python."
     )
     return Advice("feeder.DataLoader(feeder.from_torch(dataset), ...)", text, main.most, True)
-
-
-def _shards(main: LoaderTimes, folder: str) -> Advice:
-    text = (
-        "Each image is a file, which is opened and decoded whole in each epoch. feeder.DataLoader reads shards in long "
-        f"pieces and decodes only what a crop needs; `feeder bench {folder}` measures it."
-    )
-    return Advice(f"feeder shard {folder}, and feeder.DataLoader on the shards", text, main.most, True)
 
 
 def _cheaper(main: LoaderTimes) -> Advice:

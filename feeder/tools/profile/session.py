@@ -10,16 +10,15 @@ import threading
 import time
 from collections.abc import Sequence
 
-from feeder.errors import FeederError
 from feeder.system.cores import cores, local_world_size
 from feeder.system.nvml import Nvml, open_nvml
 from feeder.system.process_usage import stat_fields
 from feeder.system.text import say
-from feeder.tools.doctor.finding import Finding
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.launch import read_script, run_script
 from feeder.tools.instrument.record import Sample
-from feeder.tools.profile.analysis import Analysis, analyse
+from feeder.tools.profile.analysis import analyse
+from feeder.tools.profile.text_report import render
 from feeder.tools.terminal import columns
 
 __all__ = ["profile"]
@@ -58,24 +57,10 @@ def profile(script: str, arguments: Sequence[str]) -> int:
         record.samples = sampler.stop()
 
     found = analyse(record, max(1, cores().usable // local_world_size()))
-    _tell(script, found, nvml if isinstance(nvml, str) else None)
-    return code
-
-
-def _tell(script: str, found: Analysis, gpu_absent: str | None) -> None:
-    from feeder.tools.profile.text_report import render
-
-    findings: list[Finding] = []
-    try:
-        from feeder.tools.doctor import check_script
-
-        findings = [finding for finding in check_script(script) if finding.level != "ok"]
-    except FeederError as error:
-        say(f"feeder: {error}", file=sys.stderr)
-
     rank = own_rank()
     head = "feeder profile" if rank is None else f"feeder profile, rank {rank}"
-    say(f"\n{head}\n{render(found, findings, gpu_absent, columns())}", file=sys.stderr)
+    say(f"\n{head}\n{render(found, nvml if isinstance(nvml, str) else None, columns())}", file=sys.stderr)
+    return code
 
 
 class _Sampler:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from feeder.tools.doctor.finding import Finding
 from feeder.tools.profile.analysis import Analysis
 from feeder.tools.profile.times import LoaderTimes
 from feeder.tools.terminal import table, wrap
@@ -12,12 +11,11 @@ from feeder.tools.terminal import table, wrap
 __all__ = ["render"]
 
 
-def render(found: Analysis, findings: Sequence[Finding], gpu_absent: str | None, width: int = 80) -> str:
+def render(found: Analysis, gpu_absent: str | None, width: int = 80) -> str:
     """Returns the summary.
 
     Args:
         found: The verdict.
-        findings: The doctor's findings on the script.
         gpu_absent: Reason for the lack of GPU figures; None if there are some.
         width: Columns.
     """
@@ -31,15 +29,11 @@ def render(found: Analysis, findings: Sequence[Finding], gpu_absent: str | None,
             lines += wrap(f"CPU: {own}, {found.load.children_cores:.1f} in its workers.", width)
         lines += wrap(f"GPU: {_gpu(found, gpu_absent)}.", width)
 
-    if found.advice or findings:
+    if found.advice:
         lines += ["", "What to do, by expected gain:"]
     for number, advice in enumerate(found.advice, 1):
         lines += wrap(f"{number}. {advice.title} ({advice.expected()})", width, indent="   ")
         lines += wrap(advice.text, width, first="   ", indent="   ")
-    if findings:
-        lines += wrap("In the script, gain not measured (feeder doctor says more):", width)
-        for line in _script_lines(findings):
-            lines += wrap(f"- {line}", width, indent="  ")
     return "\n".join(lines).rstrip()
 
 
@@ -59,15 +53,6 @@ def _loader_rows(loaders: Sequence[LoaderTimes]) -> list[list[str]]:
             ]
         )
     return rows
-
-
-def _script_lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields the doctor's findings, one line for each rule."""
-    for name in dict.fromkeys(finding.name for finding in findings):
-        group = [finding for finding in findings if finding.name == name]
-        places = ", ".join(dict.fromkeys(str(finding.line) for finding in group))
-        more = f", and {len(group) - 1} more" if len(group) > 1 else ""
-        yield f"line {places}: {group[0].found}{more} [{name}]"
 
 
 def _gpu(found: Analysis, absent: str | None) -> str:

@@ -8,11 +8,11 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from feeder.loader.options import DEFAULT_PREFETCH, WorkerOptions
+from feeder.loader.options import WorkerOptions
 from feeder.system.cores import Cores
 from feeder.system.text import count
 from feeder.tools.bench.result_file import spread
-from feeder.tools.terminal import WIDTH, size, table, wrap
+from feeder.tools.terminal import WIDTH, table, wrap
 from feeder.tools.tune.search import Outcome
 from feeder.tools.tune.setting import ROUNDS_TO_TELL, TriedSetting
 
@@ -29,13 +29,11 @@ class Budget:
     Attributes:
         cpus: Upper limit of workers times threads.
         machine: The machine's cores.
-        memory_bytes: Upper limit of the memory of workers and batches.
         seconds: Time limit of the search.
     """
 
     cpus: int
     machine: Cores
-    memory_bytes: int
     seconds: float
 
 
@@ -66,8 +64,9 @@ class Tuning:
         """Code that makes the loader with this setting."""
         if self.keywords is None:
             return None
-        setting = {k: v for k, v in self.keywords.items() if (k, v) != ("prefetch_factor", DEFAULT_PREFETCH)}
-        named = [f"{name}={_literal(value)}" for name, value in {**self.arguments, **setting}.items()]
+        given = {**self.arguments, **self.keywords}
+        refused = () if self.keywords["num_workers"] else ("prefetch_factor",)  # by torch, without workers
+        named = [f"{name}={_literal(value)}" for name, value in given.items() if name not in refused]
         parts = ", ".join(["dataset", *named])
         if len(f"feeder.DataLoader({parts})") <= WIDTH - 8:
             return f"feeder.DataLoader({parts})"
@@ -89,14 +88,8 @@ class Tuning:
             "verdict": self.verdict(),
             "points": [_point(point) for point in outcome.points],
             "notes": list(outcome.notes),
-            "budget": {
-                "cpus": self.budget.cpus,
-                "cores": dataclasses.asdict(self.budget.machine),
-                "memory_bytes": self.budget.memory_bytes,
-                "seconds": self.budget.seconds,
-            },
+            "budget": dataclasses.asdict(self.budget),
             "seconds": round(self.seconds, 3),
-            "interrupted": outcome.interrupted,
         }
 
     def render(self) -> str:
@@ -104,7 +97,7 @@ class Tuning:
         budget = self.budget
         whole = budget.cpus == budget.machine.usable
         head = f"budget: {budget.machine.describe() if whole else count(budget.cpus, 'core')}"
-        head += f", {size(budget.memory_bytes)}, {budget.seconds:g} s"
+        head += f", {budget.seconds:g} s"
         if self.target is not None:
             head += f"; target: {self.target:,.0f} images/s"
         if self.step_images_per_s:
@@ -123,9 +116,9 @@ class Tuning:
         outcome = self.outcome
         chosen = outcome.chosen
         if chosen is None:
-            return ["no setting could be measured" + (" before it was interrupted" if outcome.interrupted else "")]
+            return ["no setting could be measured"]
 
-        found = ["interrupted: this is the best so far"] if outcome.interrupted else []
+        found = []
         if self.target is not None:
             rates = f"{chosen.rate:,.0f} images/s"
             if outcome.reached:
@@ -165,10 +158,6 @@ class Tuning:
             return f"{text}: too little time to be sure"
         if not gain.certain and max(gain.ratios) >= 1:
             text += ", which is within the noise"
-        if chosen.setting.cores < baseline.setting.cores:
-            text += f", with {chosen.setting.cores} cores in place of {baseline.setting.cores}"
-        if chosen.setting.num_workers and not baseline.setting.num_workers and self.step_images_per_s is None:
-            text += "; the baseline, without workers, would also keep every training step waiting"
         return text
 
     def _limit(self, chosen: TriedSetting) -> str:
@@ -190,15 +179,14 @@ class Tuning:
         if busy is not None and busy < _IDLE and setting.num_workers:
             return f"the caller is the limit: workers are idle {1 - busy:.0%} of the time"
         if any(point.problem is not None and point.setting.cores > setting.cores for point in self.outcome.points):
-            return "memory is the limit: more workers were not allowed"
+            return "more workers could not be run"
         return f"more workers were not faster; {takes} of CPU time"
 
     def _table(self) -> str:
-        rows = [["workers", "ahead", "backend", "images/s", "min-max", "CPU ms", "MiB", "runs", ""]]
+        rows = [["workers", "backend", "images/s", "min-max", "CPU ms", "MiB", "runs", ""]]
         for point in self.outcome.points:
             setting = point.setting
             threads = f"x{setting.worker_threads}" if setting.worker_threads > 1 else ""
-            ahead = str(setting.prefetch_factor) if setting.num_workers else "-"
             figures = ["-"] * 4
             if point.runs:
                 spread_of_runs = f"{min(point.rates):.0f}-{max(point.rates):.0f}"
@@ -206,7 +194,7 @@ class Tuning:
                 figures = [f"{point.rate:,.0f}", spread_of_runs, f"{point.median('cpu_ms'):.2f}", memory_mib]
             mark = "take" if point is self.outcome.chosen else "base" if point is self.outcome.baseline else ""
             workers = f"{setting.num_workers}{threads}"
-            rows.append([workers, ahead, setting.backend or "-", *figures, str(len(point.runs)), mark])
+            rows.append([workers, setting.backend or "-", *figures, str(len(point.runs)), mark])
         return table(rows)
 
 

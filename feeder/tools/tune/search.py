@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from feeder.errors import BackendError, WorkerError
 from feeder.loader.auto_workers import MOST_THREADS
-from feeder.tools.terminal import size
 from feeder.tools.trial import Trial
 from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Setting, TriedSetting, cheaper, gain
 
@@ -44,7 +43,6 @@ class Space:
         backends: Decode backends; empty for loaders without any.
         threads: True if the loader has threads inside workers.
         in_caller: True if 0 workers may be chosen, which is a fair choice only if the caller's step is run too.
-        memory_bytes: Upper limit of the memory of workers and batches.
     """
 
     cores: int
@@ -52,7 +50,6 @@ class Space:
     backends: tuple[str, ...] = ()
     threads: bool = False
     in_caller: bool = False
-    memory_bytes: int = 1 << 62
 
 
 @dataclass
@@ -67,7 +64,6 @@ class Outcome:
         rounds: Number of runs of each finalist in turn.
         gain: Gain of the chosen setting over the baseline; None without rounds, or if they are the same.
         notes: Parts of the search that were left out, and the reasons.
-        interrupted: True if the search was interrupted.
     """
 
     points: list[TriedSetting]
@@ -77,7 +73,6 @@ class Outcome:
     rounds: int = 0
     gain: Gain | None = None
     notes: list[str] = field(default_factory=list)
-    interrupted: bool = False
 
 
 class _OutOfTime(Exception):
@@ -118,17 +113,14 @@ class Search:
         self._outcome = Outcome([], TriedSetting(space.baseline, "baseline"))
 
     def run(self) -> Outcome:
-        """Searches; Ctrl-C ends the search with the findings so far."""
+        """Searches."""
         outcome = self._outcome
         try:
-            try:
-                outcome.baseline = self._try(self._space.baseline, "baseline", always=True)
-                self._explore()
-            except _OutOfTime:
-                outcome.notes.append("not everything could be tried in the time limit: raise --seconds")
-            self._final()
-        except KeyboardInterrupt:
-            outcome.interrupted = True
+            outcome.baseline = self._try(self._space.baseline, "baseline", always=True)
+            self._explore()
+        except _OutOfTime:
+            outcome.notes.append("not everything could be tried in the time limit: raise --seconds")
+        self._final()
         outcome.points = list(self._points.values())
         self._choose()
         return outcome
@@ -154,7 +146,8 @@ class Search:
         ours = self._points[Setting(0, backend=self._space.baseline.backend)]
         if not alone.usable or (ours.usable and alone.rate * _OPTIMISM < ours.rate):
             return best
-        return self._better(best, replace(best.setting, backend=backend), "another backend")
+        point = self._try(replace(best.setting, backend=backend), "another backend")
+        return point if point.usable and point.rate > (1 + _NEAR) * best.rate else best
 
     def _reaches(self, backend: str | None, wanted: float) -> bool:
         """Finds the fewest workers that give so many images/s; returns False if none do."""
@@ -179,7 +172,7 @@ class Search:
     def _knee(self, backend: str | None) -> TriedSetting:
         """Returns the fewest workers that are about as fast as any number of them."""
         high = self._try(Setting(self._space.cores, backend=backend), "a worker for each core")
-        while not high.usable and high.setting.num_workers > 1:  # too much memory, most likely
+        while not high.usable and high.setting.num_workers > 1:
             high = self._try(Setting(high.setting.num_workers // 2, backend=backend), "fewer workers")
 
         low = 0
@@ -214,10 +207,6 @@ class Search:
                 return
             threads *= 2
 
-    def _better(self, best: TriedSetting, setting: Setting, why: str) -> TriedSetting:
-        point = self._try(setting, why)
-        return point if point.usable and point.rate > (1 + _NEAR) * best.rate else best
-
     def _holds(self, point: TriedSetting) -> bool:
         return point.usable and self._target is not None and point.rate >= self._target * MARGIN
 
@@ -228,16 +217,12 @@ class Search:
             return
 
         rounds = _ROUNDS if self._target is None else _ROUNDS_WITH_TARGET
-        try:
-            for turn in range(rounds):
-                if turn and self._left() < len(finalists) * self._longest_s:
-                    break
-                for point in finalists if turn % 2 == 0 else finalists[::-1]:
-                    self._once(point, point.turns, f"in turn, {turn + 1} of {rounds}")
-        finally:
-            self._outcome.rounds = min(len(point.turns) for point in finalists)
-            for point in finalists:
-                del point.turns[self._outcome.rounds :]
+        for turn in range(rounds):
+            if turn and self._left() < len(finalists) * self._longest_s:
+                break
+            for point in finalists if turn % 2 == 0 else finalists[::-1]:
+                self._once(point, point.turns, f"in turn, {turn + 1} of {rounds}")
+            self._outcome.rounds += 1
 
     def _finalists(self) -> list[TriedSetting]:
         """Returns the baseline, the fastest, and the cheapest that are about as fast or reach the target."""
@@ -294,10 +279,6 @@ class Search:
             if always:
                 raise
             point.problem = str(error).partition("\n")[0]
-        except BaseException:
-            if not point.trials:
-                del self._points[setting]
-            raise
         return point
 
     def _once(self, point: TriedSetting, runs: list[Trial], stage: str) -> None:
@@ -305,8 +286,6 @@ class Search:
         trial = self._measure(point.setting, self._run_s)
         self._longest_s = max(self._longest_s, self._clock() - before)
         runs.append(trial)
-        if trial.memory_bytes > self._space.memory_bytes:
-            point.problem = f"takes {size(trial.memory_bytes)} of memory, more than allowed"
         self._note(stage, point)
 
     def _left(self) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from feeder.loader.options import DEFAULT_PREFETCH
 from feeder.system.text import count
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.trial import Trial
@@ -24,13 +23,11 @@ class Setting:
     Attributes:
         num_workers: Worker processes; with 0, the caller's process makes the batches.
         worker_threads: Threads of the backend in each worker.
-        prefetch_factor: Batches ahead for each worker.
         backend: Decode backend; None for loaders without one.
     """
 
     num_workers: int
     worker_threads: int = 1
-    prefetch_factor: int = DEFAULT_PREFETCH
     backend: str | None = None
 
     @property
@@ -40,9 +37,8 @@ class Setting:
 
     def __str__(self) -> str:
         threads = f" of {self.worker_threads} threads" if self.worker_threads > 1 else ""
-        prefetch = f"prefetch {self.prefetch_factor}" if self.prefetch_factor != DEFAULT_PREFETCH else None
-        parts = count(self.num_workers, "worker") + threads, prefetch, self.backend
-        return ", ".join(part for part in parts if part is not None)
+        backend = f", {self.backend}" if self.backend is not None else ""
+        return f"{count(self.num_workers, 'worker')}{threads}{backend}"
 
 
 @dataclass(eq=False)
@@ -124,5 +120,4 @@ def cheaper(a: TriedSetting, b: TriedSetting) -> bool:
         theirs = b.median(name)
         if abs(ours - theirs) > noticeable * max(ours, theirs):
             return bool(ours < theirs)
-    ours, theirs = ((each.setting.worker_threads, each.setting.prefetch_factor) for each in (a, b))
-    return bool(ours < theirs)
+    return a.setting.worker_threads < b.setting.worker_threads

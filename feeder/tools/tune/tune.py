@@ -15,9 +15,8 @@ from feeder.dataset.subset import as_feeder
 from feeder.decoders.registry import Dali, available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.options import DEFAULT_PREFETCH, WorkerOptions
+from feeder.loader.options import WorkerOptions
 from feeder.system.cores import cores
-from feeder.system.memory import available_bytes
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.trial import run, step_rate
 from feeder.tools.tune.report import Budget, Tuning
@@ -27,7 +26,7 @@ from feeder.transforms import Recipe, Views
 
 __all__ = ["tune"]
 
-_TUNED = ("backend", "num_workers", "persistent_workers", "prefetch_factor")
+_TUNED = ("backend", "num_workers", "persistent_workers")
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,6 @@ class _Source:
         """Returns a setting as arguments of the loader."""
         keywords: dict[str, Any] = {"num_workers": setting.num_workers}
         if setting.num_workers:
-            if setting.prefetch_factor != DEFAULT_PREFETCH:  # else what the loader needs
-                keywords["prefetch_factor"] = setting.prefetch_factor
             keywords["persistent_workers"] = True
         if self.backends:
             workers = self.arguments.get("worker_options") or WorkerOptions()
@@ -75,7 +72,6 @@ def tune(
     step: Callable[[Any], Any] | None = None,
     target: float | None = None,
     cpus: int | None = None,
-    memory_bytes: int | None = None,
     seconds: float = 60.0,
     note: Callable[[str], None] = lambda line: None,
     **arguments: Any,
@@ -93,7 +89,6 @@ def tune(
             not change.
         target: Images/s that are enough.
         cpus: Upper limit of workers times threads; None: the cores that this process may use.
-        memory_bytes: Upper limit of the memory of workers and batches; None: what is available.
         seconds: Time limit.
         note: Called with a line about each run.
         arguments: Arguments of :class:`feeder.DataLoader`. The tuned ones among them are the present
@@ -105,7 +100,7 @@ def tune(
         FeederError: if loading fails.
     """
     started = time.monotonic()
-    budget = _budget(target, cpus, memory_bytes, seconds)
+    budget = _budget(target, cpus, seconds)
     origin, baseline = _source(dataset, arguments)
     alone = None if step is None else step_rate(step, origin.loader(baseline), 1.0)
     if alone is not None:
@@ -145,7 +140,6 @@ def _search(
         backends=origin.backends,
         threads=bool(origin.backends),
         in_caller=step is not None,
-        memory_bytes=budget.memory_bytes,
     )
     outcome = Search(
         lambda setting, run_s: run(origin.loader(setting), run_s, step),
@@ -156,13 +150,13 @@ def _search(
         lambda stage, point: note(f"{stage}: {point.setting}: {point.runs[-1].images_per_s:,.0f} images/s"),
     ).run()
 
-    if outcome.chosen is None and not outcome.interrupted:
+    if outcome.chosen is None:
         problems = "; ".join(dict.fromkeys(point.problem or "" for point in outcome.points))
-        raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or use smaller batches")
+        raise ArgumentError(f"no setting can be run: {problems}; use smaller batches")
     return outcome
 
 
-def _budget(target: float | None, cpus: int | None, memory_bytes: int | None, seconds: float) -> Budget:
+def _budget(target: float | None, cpus: int | None, seconds: float) -> Budget:
     machine = cores()
     if target is not None and not (target > 0 and math.isfinite(target)):
         raise ArgumentError(f"target must be more than 0 images/s, got {target}")
@@ -171,14 +165,9 @@ def _budget(target: float | None, cpus: int | None, memory_bytes: int | None, se
             f"cpus must be 1 to {machine.usable}, got {cpus}: this process may use {machine.describe()}; more "
             "can't be measured"
         )
-    if memory_bytes is not None and memory_bytes < 1:
-        raise ArgumentError(f"memory must be at least 1 byte, got {memory_bytes}")
     if not (seconds > 0 and math.isfinite(seconds)):
         raise ArgumentError(f"seconds must be more than 0, got {seconds}")
-
-    available = available_bytes()
-    memory = available if memory_bytes is None else min(memory_bytes, available)
-    return Budget(machine.usable if cpus is None else cpus, machine, memory, seconds)
+    return Budget(machine.usable if cpus is None else cpus, machine, seconds)
 
 
 def _source(data: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
@@ -192,7 +181,10 @@ def _source(data: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     rest = {name: value for name, value in arguments.items() if name not in _TUNED or isinstance(value, Dali)}
 
     def make(**keywords: Any) -> Any:
-        return DataLoader(data, **{**unless_given, **rest, **keywords})
+        own = {**unless_given, **rest, **keywords}
+        if not own["num_workers"]:
+            own.pop("prefetch_factor", None)  # torch refuses it
+        return DataLoader(data, **own)
 
     wanted = arguments.get("backend", "auto")
     with torch.random.fork_rng(devices=[]):  # a seed is drawn
@@ -210,13 +202,10 @@ def _source(data: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     threads = getattr(arguments.get("worker_options"), "threads", None)
     if isinstance(threads, int):
         given["worker_threads"] = threads
-    if given.get("num_workers") and arguments.get("prefetch_factor") is not None:
-        given["prefetch_factor"] = arguments["prefetch_factor"]
 
     baseline = Setting(**{"num_workers": 0, **given}, backend=backend)
-    for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
-        if getattr(baseline, name) < least:
-            raise ArgumentError(f"{name} must be {least} or more, got {getattr(baseline, name)}")
+    if baseline.num_workers < 0:
+        raise ArgumentError(f"num_workers must be 0 or more, got {baseline.num_workers}")
     return _Source(make, rest, backends), baseline
 
 
