@@ -304,8 +304,8 @@ def test_nothing_measured_is_said() -> None:
 def test_a_call_without_workers_leaves_out_what_torch_refuses() -> None:
     found = tuning(None, TriedSetting(Setting(0), ""))
     for workers, given in ((0, ""), (2, "prefetch_factor=3, ")):
-        made = replace(found, keywords={"num_workers": workers}, arguments={"prefetch_factor": 3, "batch_size": 8})
-        assert made.call == f"feeder.DataLoader(dataset, {given}batch_size=8, num_workers={workers})"
+        made = replace(found, keywords={"num_workers": workers}, arguments={"prefetch_factor": 3})
+        assert made.call == f"feeder.DataLoader(dataset, {given}num_workers={workers})"
 
 
 def test_a_setting_with_a_problem_is_named_as_runs_are() -> None:
