@@ -19,19 +19,19 @@ FILES = sorted(FOLDER.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
-    "(top)": 175,
-    "dataset": 2_825,
+    "(top)": 180,
+    "dataset": 2_835,
     "decoders": 3_635,
     "fields": 360,
     "loader": 8_355,
     "order": 1_400,
     "service": 1_595,
-    "shard": 8_555,
-    "system": 675,
-    "tools": 4_005,
-    "transforms": 2_435,
+    "shard": 8_590,
+    "system": 680,
+    "tools": 4_455,
+    "transforms": 2_470,
 }
-TOKENS = 448_800
+TOKENS = 456_400
 OWN_PARAMETERS = 15
 DENSE = 17
 
