@@ -1,8 +1,7 @@
-"""The fields of samples in shards, and the headers of images among them."""
+"""The fields of samples in shards."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Any
 
@@ -10,14 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS
-from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError
 from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.shard.format.set_index import SetIndex
 
-__all__ = ["HEADER_BYTES", "ShardFields"]
+__all__ = ["ShardFields"]
 
-HEADER_BYTES = 1 << 14  # of an image that are read first
 _AT_ONCE = 1000  # members that a store is asked for together
 
 
@@ -36,7 +33,7 @@ class ShardFields:
         """Reads ``length`` bytes at ``offset`` of the shard of sample ``i``, whose number may be given if it is known.
 
         Raises:
-            DecodeError: if they can't be read; its ``__cause__`` is the disk's error, if there was one.
+            DecodeError: if they can't be read.
         """
         raise NotImplementedError
 
@@ -93,26 +90,6 @@ class ShardFields:
                 place = int(places.shards[k]), int(places.offsets[k]), int(places.lengths[k])
                 values[i] = self._value(name, i, *place)
         return values
-
-    def header(self, i: int, offset: int, length: int) -> ImageInfo:
-        """Reads the header of an image in the shard of sample ``i``. Reads only the start of a JPEG, else all bytes.
-
-        Args:
-            i: The sample.
-            offset: Start of the image in the shard, bytes.
-            length: Size of the image, bytes.
-
-        Raises:
-            DecodeError: if its bytes can't be read; its ``__cause__`` is the disk's error, if there was one.
-            ValueError: if it is not an image.
-        """
-        data = self.read_bytes(i, offset, min(length, HEADER_BYTES))
-        if length > len(data):
-            if data.startswith(b"\xff\xd8"):
-                with contextlib.suppress(ValueError):  # its metadata may be longer than what was read
-                    return image_info(data)
-            data = self.read_bytes(i, offset, length)
-        return image_info(data)
 
     def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """One of :data:`NUMBER_FIELDS`, int64 [N]."""

@@ -17,7 +17,6 @@ Note [Shards that change]
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 import time
@@ -35,9 +34,9 @@ from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, FormatError
 from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_index import RecordRows, SetIndex
+from feeder.shard.format.set_index import RecordRows
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
-from feeder.shard.store.mirror import Mirror, check_same
+from feeder.shard.store.mirror import Mirror
 from feeder.system.files import open_regular
 
 if TYPE_CHECKING:
@@ -59,14 +58,7 @@ class ShardReader(ShardFields):
         classes: Class names by label, if known.
         version: Number of the version of the set, from 1; None for the newest.
         mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
-        is_of_field: True for the index of another image field, which is local, also of a remote set.
-
-    Attributes:
-        field_of: (index, version, image field) of the set that the index of another image field was made from; else
-            None.
     """
-
-    field_of: tuple[str, int | None, str] | None = None
 
     def __init__(
         self,
@@ -76,9 +68,8 @@ class ShardReader(ShardFields):
         classes: list[str] | None = None,
         version: int | None = None,
         mirror: Mirror | None = None,
-        is_of_field: bool = False,
     ) -> None:
-        self.index = open_index(index, version, None if is_of_field else mirror)
+        self.index = open_index(index, version, mirror)
         if self.index.codebooks:
             with contextlib.suppress(ImportError):  # an image that needs the kernels says so
                 add_codebooks(self.index.codebooks)
@@ -93,7 +84,7 @@ class ShardReader(ShardFields):
     def __reduce__(self) -> tuple[Any, ...]:
         index = self.index
         own = (index.path, self.exif, self.classes, index.identity, self.made_ns, self._labels)
-        return _shard_reader, (*own, index.version, self.mirror, index.image_of is not None, self.field_of)
+        return _shard_reader, (*own, index.version, self.mirror)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -455,7 +446,7 @@ class ShardReader(ShardFields):
             if self.mirror is None:
                 descriptor = open_regular(self.index.shard_path(shard))
             else:
-                descriptor = self.mirror.open(self.index.shard_name(shard), self._named_by.shard_hash(shard))
+                descriptor = self.mirror.open(self.index.shard_name(shard), self.index.shard_hash(shard))
         except OSError as error:
             raise FormatError(
                 f"{self.index.shard_path(shard)}: the index names this shard, but it can't be opened "
@@ -465,17 +456,6 @@ class ShardReader(ShardFields):
         entry = OpenFile(descriptor, status.st_size, status.st_ctime_ns)
         files.add(shard, entry)
         return entry
-
-    @functools.cached_property
-    def _named_by(self) -> SetIndex:
-        """The index that has the shards' hashes: that of the set."""
-        if self.field_of is None:
-            return self.index
-        path, version, _ = self.field_of
-        found = open_index(path, version, self.mirror)
-        made_from = None if self.index.image_of is None else self.index.image_of.identity
-        check_same(self.place, os.path.basename(path), found.identity, bytes.fromhex(made_from or ""))
-        return found
 
     def _own_files(self) -> OpenFiles:
         files: OpenFiles | None = getattr(self._local, "files", None)
@@ -493,17 +473,14 @@ def _shard_reader(
     labels: npt.NDArray[Any] | None = None,
     version: int | None = None,
     mirror: Mirror | None = None,
-    is_of_field: bool = False,
-    field_of: tuple[str, int | None, str] | None = None,
 ) -> ShardReader:
-    reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror, is_of_field=is_of_field)
+    reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror)
     if reader.index.identity != identity:
         raise FormatError(
             f"{index}: it was replaced by another index while it was in use, as by `feeder takedown`; create the "
             "dataset again, or restore the earlier index and shards and go on"
         )
     reader.made_ns = made_ns
-    reader.field_of = field_of
     if labels is not None:
         reader.relabel(labels, classes)
     return reader

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from feeder.dataset.field_index import open_shards
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
@@ -84,10 +83,10 @@ class Roots:
             mirror = open_mirror(FetchOptions(self._url(path)), self._cache_dir)
             if self._is_confined:
                 confine([mirror.folder])
-            return open_shards(os.path.join(mirror.folder, mirror.options.index), mirror=mirror, **how)
+            return ShardReader(os.path.join(mirror.folder, mirror.options.index), mirror=mirror, **how)
         found = self._path(path)
         index = os.path.join(found, INDEX_NAME) if os.path.isdir(found) else found
-        return open_shards(index, writes=False, **how)
+        return ShardReader(index, **how)
 
     def file(self, path: str) -> str:
         """Returns the path of a file that a field reads, after links were followed.

@@ -44,7 +44,6 @@ from feeder.tools.cli import main
 from feeder.transforms.recipe_json import recipe_to_json
 from tests.support.daemons import free_port
 from tests.support.field_sets import members_set
-from tests.support.image_pairs import write_pairs
 from tests.support.loader_data import write_shards, write_tree
 from tests.support.processes import wait_until
 from tests.support.service import Peer, ServiceServer
@@ -631,13 +630,3 @@ def test_a_tokenizer_outside_of_the_roots_or_another_one_is_refused(
         work = work_to_json(Work(dataset.reader, dataset.recipe, "cpu", dataset.extras))
         word_tokenizer(path, direction="left")
         assert message in refusal(server, work)
-
-
-def test_the_index_of_another_image_field_is_never_written(server: ServiceServer, root: Path) -> None:
-    write_pairs(root / "sides", 8)
-    dataset = feeder.ShardDataset(root / "sides", transform=RECIPE, image_field="right.png")
-    work = work_to_json(Work(dataset.reader, dataset.recipe, "cpu"))
-    (made,) = (root / "sides").glob("*.right.png.bin")
-    made.unlink()
-    assert "can't be written" in refusal(server, work)
-    assert not made.exists()

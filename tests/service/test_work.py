@@ -217,11 +217,6 @@ def test_batches_of_different_sizes(
     check_equal(kind(path, T.Compose(ops), fields=["index"]), server, on_error="skip", **options)
 
 
-def test_another_field_as_the_image(root: Path, server: ServiceServer) -> None:
-    write_pairs(root / "sides", 16)
-    check_equal(feeder.ShardDataset(root / "sides", CROP, fields=["key"], image_field="right.png"), server)
-
-
 def test_folders_with_targets(root: Path, server: ServiceServer) -> None:
     folder = root / "beside"
     write_tree(folder, 16)

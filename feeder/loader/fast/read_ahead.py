@@ -106,9 +106,7 @@ class _Set:
         lasts = dict(zip(entries, steps[::-1][back].tolist(), strict=True))
         for shard, last in lasts.items():
             last_steps.append((entries[shard].name, last))
-            own = self.reader.index.index_entry(shard)
-            if own is not None:
-                last_steps.append((own.name, last))
+            last_steps.append((self.reader.index.index_entry(shard).name, last))
 
         if is_first:
             places = zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True)

@@ -45,7 +45,7 @@ class Here(Protocol):
 
         Args:
             path: Path of a folder or of an index, or the URL of shards.
-            how: See :func:`feeder.dataset.field_index.open_shards`.
+            how: See :class:`feeder.dataset.shard_reader.ShardReader`.
         """
 
     def file(self, path: str) -> str:
@@ -78,11 +78,8 @@ def set_to_json(reader: Reader) -> dict[str, Any]:
         return {"kind": "folder", "path": reader.root, "exif": reader.exif, "fingerprint": _fingerprint(reader)}
     if type(reader) is not ShardReader:
         raise ArgumentError("a dataset of a class of its own")
-    place: tuple[str, int | None, str | None] = reader.index.path, reader.index.version, None
-    path, version, image_field = place if reader.field_of is None else reader.field_of
-    if isinstance(reader.mirror, CacheMirror):
-        path = reader.mirror.options.url
-    found = {"kind": "shards", "path": path, "version": version, "image_field": image_field, "exif": reader.exif}
+    path = reader.mirror.options.url if isinstance(reader.mirror, CacheMirror) else reader.index.path
+    found = {"kind": "shards", "path": path, "version": reader.index.version, "exif": reader.exif}
     return found | {"fingerprint": _fingerprint(reader)}
 
 
@@ -111,19 +108,17 @@ def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: 
         readers = [set_from_json(each, here, members, depth + 1) for each in of]
         return JoinedReader(readers, own_index=value.get("own_index") is True)
 
-    path, exif, version, image_field = (value.get(name) for name in ("path", "exif", "version", "image_field"))
+    path, exif, version = (value.get(name) for name in ("path", "exif", "version"))
     if kind not in ("shards", "folder") or not isinstance(path, str) or type(exif) is not bool or "\0" in path:
         raise ArgumentError("this is no set")
     if version is not None and (type(version) is not int or version < 1):
         raise ArgumentError("this is no version of a set")
-    if image_field is not None and (not isinstance(image_field, str) or "\0" in image_field):
-        raise ArgumentError("this is no image field")
 
     reader: ShardReader | FolderReader
     if kind == "folder":
         reader = here.open_folder(path, members, exif=exif)
     else:
-        reader = here.open_shards(path, exif=exif, version=version, image_field=image_field)
+        reader = here.open_shards(path, exif=exif, version=version)
     if _fingerprint(reader) != value.get("fingerprint"):
         raise ArgumentError(f"{path}: the set here is not the client's: its samples, their sizes or their order differ")
     return reader
