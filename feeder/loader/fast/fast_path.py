@@ -386,9 +386,9 @@ class FastPath:
         iterator = self._latest
         return self._next.epoch if iterator is None or not iterator.is_untouched else iterator.place().epoch
 
-    def aim(self, epoch: int) -> FastIterator | None:
+    def aim(self, epoch: int) -> None:
         """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
-        nothing yet, else of the next. Returns the iterator if that begins anew."""
+        nothing yet, else of the next."""
         self._agreement.epoch_was_set()
         iterator = self._latest
         if iterator is None or not iterator.is_untouched:
@@ -400,8 +400,6 @@ class FastPath:
             split = self.split(self.options, place)
             iterator.begin(self._epoch(place, split))
             self._note(place, split)
-            return iterator
-        return None
 
     def _note(self, place: Place, split: Split | None) -> None:
         """Notes how the epoch is split from a place on."""

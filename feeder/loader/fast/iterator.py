@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -30,9 +30,6 @@ from feeder.loader.options import LoaderOptions
 from feeder.loader.workers.iterator_lock import IteratorLock
 from feeder.system.limit_errors import explained
 
-if TYPE_CHECKING:
-    from feeder.loader.observe.live_view import LiveView
-
 __all__ = ["Epoch", "FastIterator", "HostBatches"]
 
 
@@ -48,7 +45,6 @@ class FastIterator:
         if epoch.options.timeout and epoch.engine is None:
             raise AssertionError("without workers, timeout must be 0")
         self._owner = owner
-        self.view: LiveView | None = None
         self._use = IteratorLock()
         self._closed = True
         self.begin(epoch)
@@ -118,8 +114,6 @@ class FastIterator:
             with explained():
                 raise finished
 
-        if self.view is not None:
-            self.view.step()
         self._given_ns = time.monotonic_ns()
         return tuple(batch) if isinstance(batch, list) and not epoch.work.makes_batches else batch
 
@@ -164,9 +158,6 @@ class FastIterator:
 
     def _end(self) -> None:
         self._closed = True
-        view, self.view = self.view, None
-        if view is not None:
-            view.end()
         self._feed = None
         self._host.close()
 

@@ -24,7 +24,6 @@ from feeder.loader.generic.torchdata_state import (
     sampler_place,
     worker_key,
 )
-from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import ImageOptions
 from feeder.loader.stateful import load_if_stateful
 
@@ -32,16 +31,14 @@ __all__ = ["CountedIterator", "HereIterator", "begin_torchs"]
 
 
 class CountedIterator:
-    """The part of an iterator that is around torch's: it counts batches, shows them, and explains errors.
+    """The part of an iterator that is around torch's: it counts batches, and explains errors.
 
     Attributes:
         delivers: False for one whose batches are copied to a device before the caller has them.
-        view: Shows the epoch; None: nothing does.
     """
 
     meters: GenericMeters
     delivers = True
-    view: LiveView | None = None
     progress: GenericProgress
     _dataset: Any
     _indices: IndexIterator
@@ -61,14 +58,11 @@ class CountedIterator:
         except StopIteration:
             self.progress.finished = True
             self.meters.end_epoch()
-            end_view(self)
             raise
         except (MemoryError, OSError, RuntimeError) as error:
             raise_explained(self._dataset, error)
         if self.delivers:
             self.meters.given(batch)
-            if self.view is not None:
-                self.view.step()
         return batch
 
     @property

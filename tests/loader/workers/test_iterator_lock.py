@@ -219,17 +219,13 @@ for dataset in (feeder.ShardDataset(sys.argv[1], RandomResizedCrop(16)), Tensors
         iterator = iter(loader)
         held += [loader, iterator, next(iterator), next(iterator)]
         held += [loader, iter(loader)]  # whose workers may still be starting
-viewed = iter(feeder.DataLoader(dataset, batch_size=8, metrics=feeder.Metrics(progress=True)))
-next(viewed)
 """
 
 
 def test_a_script_that_leaves_iterators_behind_ends_in_silence(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", _AT_EXIT, str(write_shards(tmp_path, 64))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
-    shown = done.stderr.splitlines()
-    assert [line.partition(",")[0] for line in shown] == ["loader: 1/8 batches"], done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 _STOPPED_AT_EXIT = """
