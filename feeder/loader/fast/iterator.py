@@ -14,7 +14,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import stop_in_a_batch
-from feeder.loader.collate_errors import explain_sizes
 from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.device.nested import map_tensors
 from feeder.loader.device.page_lock import slot_guard
@@ -109,8 +108,6 @@ class FastIterator:
         if isinstance(finished, BaseException):
             if isinstance(finished, StopIteration):
                 raise stop_in_a_batch(finished)
-            if isinstance(finished, RuntimeError):
-                explain_sizes(epoch.dataset, finished)
             with explained():
                 raise finished
 

@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 
 from feeder.dataset.decoding import counted
 from feeder.errors import stop_in_a_batch
-from feeder.loader.collate_errors import given_collate, raise_explained
+from feeder.loader.collate_errors import given_collate
 from feeder.loader.generic.encoded_samples import EncodedSamples
 from feeder.loader.generic.generic_worker import never_ending, worker_state
 from feeder.loader.generic.meters import GenericMeters
@@ -26,6 +26,7 @@ from feeder.loader.generic.torchdata_state import (
 )
 from feeder.loader.options import ImageOptions
 from feeder.loader.stateful import load_if_stateful
+from feeder.system.limit_errors import explained
 
 __all__ = ["CountedIterator", "HereIterator", "begin_torchs"]
 
@@ -54,13 +55,12 @@ class CountedIterator:
         if self.delivers:
             self.meters.asked()
         try:
-            batch = advance()
+            with explained():
+                batch = advance()
         except StopIteration:
             self.progress.finished = True
             self.meters.end_epoch()
             raise
-        except (MemoryError, OSError, RuntimeError) as error:
-            raise_explained(self._dataset, error)
         if self.delivers:
             self.meters.given(batch)
         return batch
