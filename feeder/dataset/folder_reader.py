@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from feeder.dataset.reader import SWAPPING_ORIENTATIONS, ReadSamples, Wanted, la
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, SourceError
+from feeder.shard.cache.waits import waits
 from feeder.shard.format.index_file import INDEX_NAME, NUMBER_FIELDS
 from feeder.shard.source.class_folders import (
     are_downloads,
@@ -39,7 +40,7 @@ from feeder.shard.source.siblings import are_worth_a_word, likely_members, membe
 from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
-__all__ = ["MACHINE_ERRORS", "FolderListing", "FolderReader"]
+__all__ = ["MACHINE_ERRORS", "FolderReader"]
 
 _HEARTBEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
@@ -47,20 +48,6 @@ _MEASURING_THREADS = 32  # disks and file servers answer many reads at a time
 _MEASURED_AT_ONCE = 64
 _LISTED_AT_ONCE = 1 << 13
 MACHINE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
-
-
-class FolderListing(NamedTuple):
-    """The samples of a folder, as :meth:`FolderReader.scan` finds them.
-
-    Attributes:
-        path_data, path_start, labels, classes, members: See :class:`FolderReader`; the labels are those of the folders.
-    """
-
-    path_data: npt.NDArray[np.uint8]
-    path_start: npt.NDArray[np.uint64]
-    labels: npt.NDArray[Any]
-    classes: list[str] | None
-    members: tuple[str, ...]
 
 
 class FolderReader:
@@ -98,22 +85,17 @@ class FolderReader:
         self.root = root
         self._members = members
         self.exif = exif
-        self._path_data = path_data
-        self._path_start = path_start
+        self.path_data = path_data
+        self.path_start = path_start
         self.relabel(labels, classes)
-
-    @property
-    def listing(self) -> FolderListing:
-        """Its samples."""
-        return FolderListing(self._path_data, self._path_start, self._labels, self.classes, self._members)
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def path(self, i: int) -> str:
         """Path relative to the root; undecodable bytes as surrogates."""
-        start, end = self._path_start[i : i + 2].tolist()
-        return os.fsdecode(self._path_data[start:end].tobytes())
+        start, end = self.path_start[i : i + 2].tolist()
+        return os.fsdecode(self.path_data[start:end].tobytes())
 
     def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. Size and orientation come from each file's header; one that has changed since the
@@ -232,11 +214,6 @@ class FolderReader:
             raise self.at(DecodeError(f"{path} can't be read: {error.strerror}"), i) from None
 
     @property
-    def is_remote(self) -> bool:
-        """See :class:`Reader`."""
-        return False
-
-    @property
     def place(self) -> str:
         """The folder."""
         return self.root
@@ -294,7 +271,7 @@ class FolderReader:
     def fingerprint(self) -> str:
         """Hash of the relative paths and labels."""
         digest = hashlib.blake2b(digest_size=16)
-        for column in (self._path_start, self._path_data, self._labels):
+        for column in (self.path_start, self.path_data, self._labels):
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
 
@@ -324,7 +301,6 @@ class FolderReader:
         *,
         exif: bool = True,
         targets: tuple[str, ...] = (),
-        heartbeat: Callable[[], object] = lambda: None,
     ) -> FolderReader:
         """Lists a folder of class folders by torchvision's ImageFolder rule.
 
@@ -337,7 +313,6 @@ class FolderReader:
             root: The folder.
             exif: Whether to apply EXIF orientation.
             targets: Names of members, such as "seg.png", whose files are no samples.
-            heartbeat: Called now and then, as a sign of life.
 
         Raises:
             SourceError: if there is no class folder, or one without an image, or one that can't be listed.
@@ -361,7 +336,7 @@ class FolderReader:
             warn(downloads_note(root, classes))
 
         for label, name in enumerate(classes):
-            for folder, (files, fields) in _listed(root, name, targets, leave_out, heartbeat, is_labelled):
+            for folder, (files, fields) in _listed(root, name, targets, leave_out, is_labelled):
                 members |= fields
                 for file, field in likely_members(files).items():
                     likely.setdefault(field, []).append(os.path.join(folder, file))
@@ -385,7 +360,6 @@ def _listed(
     name: str,
     targets: tuple[str, ...],
     leave_out: Callable[[str, str], None],
-    heartbeat: Callable[[], object],
     is_labelled: bool,
 ) -> list[tuple[str, tuple[list[str], set[str]]]]:
     """Returns the folders of a class, sorted, each with its images and the fields of its other files.
@@ -393,7 +367,7 @@ def _listed(
     Raises:
         SourceError: if a class that labels its images has none.
     """
-    found = _files(root, name, targets, leave_out, heartbeat)
+    found = _files(root, name, targets, leave_out)
     if is_labelled and not any(files for files, _ in found.values()):
         raise SourceError(
             f"{os.path.join(root, name)}: found no image in this class folder: remove the folder, or add images"
@@ -435,7 +409,6 @@ def _files(
     name: str,
     targets: tuple[str, ...],
     leave_out: Callable[[str, str], object],
-    heartbeat: Callable[[], object],
 ) -> dict[str, tuple[list[str], set[str]]]:
     """Returns the images below a class folder, sorted, and the names of their members, by folder relative to the root.
 
@@ -452,7 +425,7 @@ def _files(
         with scan_folder(os.path.join(root, relative)) as entries:
             for k, entry in enumerate(entries):
                 if k % _HEARTBEAT_ENTRIES == 0:
-                    heartbeat()
+                    waits.heartbeat()
                 is_image = looks_like_image(entry.name)
                 # A link named like an image counts as one; if its target can't be read, reading the sample says so.
                 is_below = is_folder(entry, skip_unreadable=is_image)
@@ -468,7 +441,7 @@ def _files(
 
         for k, file in enumerate(sorted([*files, *(name for name in others if name not in members)])):
             if k % _HEARTBEAT_ENTRIES == 0:
-                heartbeat()
+                waits.heartbeat()
             path = os.path.join(relative, file)
             if file.endswith(endings):
                 continue

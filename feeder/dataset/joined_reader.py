@@ -47,18 +47,13 @@ class JoinedReader:
         """See :class:`Reader`."""
         return self.readers[0].place + (f" and {len(self.readers) - 1} more" if len(self.readers) > 1 else "")
 
-    @property
-    def is_remote(self) -> bool:
-        """See :class:`Reader`; True if that holds for one of the readers."""
-        return any(reader.is_remote for reader in self.readers)
-
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. ``wanted`` is called once for all samples, whose crops are drawn together. Readers
         that get sizes from the files only are therefore read before it."""
-        groups = self._groups(ids)
+        groups = self.groups(ids)
         found: list[ReadSamples | None] = [None] * len(groups)
         orientations, sizes = np.ones(len(ids), np.uint8), np.ones((len(ids), 2), np.int32)
         rows_wanted: npt.NDArray[np.int32] | None = None
@@ -87,7 +82,7 @@ class JoinedReader:
     def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
         """See :meth:`Reader.stored`."""
         orientations, sizes = np.ones(len(ids), np.uint8), np.ones((len(ids), 2), np.int32)
-        for number, rows, own in self._groups(ids):
+        for number, rows, own in self.groups(ids):
             known = self.readers[number].stored(own)
             if known is None:
                 return None
@@ -100,7 +95,7 @@ class JoinedReader:
             for reader in self.readers:
                 reader.measure()
             return
-        for number, _, own in self._groups(ids):
+        for number, _, own in self.groups(ids):
             self.readers[number].measure(own)
 
     def orientation(self, i: int) -> int:
@@ -111,7 +106,7 @@ class JoinedReader:
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""
         peek = Peek(np.zeros(len(ids), np.int64), np.zeros((len(ids), 2), np.int64), np.zeros(len(ids), np.bool_))
-        for number, rows, own in self._groups(ids):
+        for number, rows, own in self.groups(ids):
             for column, values in zip(peek, self.readers[number].peek(own), strict=True):
                 column[rows] = values
         return peek
@@ -166,8 +161,8 @@ class JoinedReader:
         number = int(np.searchsorted(self.starts, i, side="right")) - 1
         return self.readers[number], i - int(self.starts[number])
 
-    def _groups(self, ids: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Groups samples by reader: (number of the reader, rows of the samples, their ids in that reader)."""
+    def groups(self, ids: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Groups samples by reader: returns the number of each reader, the rows of the samples, and their ids there."""
         numbers = np.searchsorted(self.starts, ids, side="right") - 1
         groups = []
         for number in np.unique(numbers).tolist():

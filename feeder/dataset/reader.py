@@ -68,7 +68,6 @@ class Reader(Protocol):
         classes: Class names by label; None if they are not known.
         label_dtype: The dtype of one label: int64, float32, or a subarray of K float32.
         place: Path of the index or folder.
-        is_remote: True if samples come from an object store, by way of a cache.
     """
 
     classes: list[str] | None
@@ -76,9 +75,6 @@ class Reader(Protocol):
 
     @property
     def place(self) -> str: ...
-
-    @property
-    def is_remote(self) -> bool: ...
 
     def __len__(self) -> int: ...
 
@@ -166,19 +162,3 @@ def member_and_key(name: str) -> tuple[str, str | None]:
     """
     member, _, key = name.partition(":")
     return (member, key) if key and f".{member}".endswith(".json") else (name, None)
-
-
-class RemoteReader(Reader, Protocol):
-    """A reader for which ``is_remote`` is True.
-
-    Attributes:
-        store_bytes: Bytes of cache that hold all of the set: its shards with their indexes and its header, and once
-            more the largest shard, for what is on its way.
-        cache_bytes: Most that the cache may hold.
-    """
-
-    @property
-    def store_bytes(self) -> int: ...
-
-    @property
-    def cache_bytes(self) -> int: ...

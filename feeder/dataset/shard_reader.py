@@ -338,17 +338,18 @@ class ShardReader(ShardFields):
 
     @property
     def is_remote(self) -> bool:
-        """See :class:`Reader`."""
+        """True if samples come from an object store, by way of a cache."""
         return self.mirror is not None
 
     @property
     def store_bytes(self) -> int:
-        """See :class:`RemoteReader`."""
+        """Bytes of cache that hold all of a remote set: its shards with their indexes and its header, and once more the
+        largest shard, for what is on its way."""
         return self.index.size_bytes + sum(self.index.extent())
 
     @property
     def cache_bytes(self) -> int:
-        """See :class:`RemoteReader`."""
+        """Most bytes that the cache of a remote set may hold."""
         assert self.mirror is not None
         return self.mirror.budget_bytes
 

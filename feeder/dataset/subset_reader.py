@@ -70,11 +70,6 @@ class PartReader:
         """See :class:`Reader`."""
         return self.whole.place
 
-    @property
-    def is_remote(self) -> bool:
-        """See :class:`Reader`."""
-        return self.whole.is_remote
-
     def field_names(self) -> list[str]:
         """See :meth:`Reader.field_names`."""
         return self.whole.field_names()

@@ -28,7 +28,6 @@ class Roots:
         roots: The folders and URLs.
         cache_dir: Cache of remote sets; None: the default.
         modules: Names of the modules whose functions recipes and fields may call.
-        heartbeat: Called now and then while a set is opened, as a sign of life.
 
     Raises:
         ArgumentError: if there is none, or one is no folder.
@@ -39,11 +38,8 @@ class Roots:
         roots: Iterable[str | os.PathLike[str]],
         cache_dir: str | None = None,
         modules: Sequence[str] = (),
-        *,
-        heartbeat: Callable[[], object] = lambda: None,
     ) -> None:
         self._functions = AllowedFunctions(modules)
-        self._heartbeat = heartbeat
         roots = list(roots)
         if not roots:
             raise ArgumentError("expected at least one folder or URL below which the service may read sets (--root)")
@@ -66,15 +62,24 @@ class Roots:
     def open_folder(self, path: str, members: tuple[str, ...], *, exif: bool) -> FolderReader:
         """Opens a folder of images.
 
+        Args:
+            path: Its path.
+            members: Names of members of its samples that are images, and no samples themselves.
+            exif: True to apply EXIF orientation.
+
         Raises:
             ArgumentError: if it lies below no root, or in a store.
         """
         if is_remote(path):
             raise ArgumentError(f"{path}: expected a folder of images on the nodes")
-        return FolderReader.scan(self._path(path), exif=exif, targets=members, heartbeat=self._heartbeat)
+        return FolderReader.scan(self._path(path), exif=exif, targets=members)
 
     def open_shards(self, path: str, **how: Any) -> ShardReader:
         """Opens shards.
+
+        Args:
+            path: Path of a folder or of an index, or the URL of shards.
+            how: See :class:`feeder.dataset.shard_reader.ShardReader`.
 
         Raises:
             ArgumentError: if they lie below no root.

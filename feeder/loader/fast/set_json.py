@@ -6,8 +6,7 @@ import base64
 import binascii
 import hashlib
 import os
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,48 +19,12 @@ from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.shard.cache.cache_mirror import CacheMirror
 
-__all__ = ["SIZED_FILES", "Here", "leaves", "set_from_json", "set_to_json"]
+__all__ = ["SIZED_FILES", "set_from_json", "set_to_json"]
 
 _MOST_SETS, _DEEPEST = 64, 8
 # Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
 # takes longer than to list them.
 SIZED_FILES = 1024
-
-
-class Here(Protocol):
-    """The files and functions of this machine that work of others may use."""
-
-    def open_folder(self, path: str, members: tuple[str, ...], *, exif: bool) -> FolderReader:
-        """Opens a folder of images, or refuses it by an ArgumentError.
-
-        Args:
-            path: Its path.
-            members: Names of members of its samples that are images, and no samples themselves.
-            exif: True to apply EXIF orientation.
-        """
-
-    def open_shards(self, path: str, **how: Any) -> ShardReader:
-        """Opens shards, or refuses them by an ArgumentError.
-
-        Args:
-            path: Path of a folder or of an index, or the URL of shards.
-            how: See :class:`feeder.dataset.shard_reader.ShardReader`.
-        """
-
-    def file(self, path: str) -> str:
-        """Returns the path of a file that may be read, or refuses it by an ArgumentError."""
-
-    def function(self, name: object, digests: object) -> Callable[..., Any]:
-        """Returns a function, see :meth:`feeder.system.named_functions.AllowedFunctions.find`."""
-
-
-def leaves(reader: Reader) -> list[Reader]:
-    """Returns the readers of single sets that a reader is made of."""
-    if isinstance(reader, PartReader):
-        return leaves(reader.whole)
-    if isinstance(reader, JoinedReader):
-        return [leaf for each in reader.readers for leaf in leaves(each)]
-    return [reader]
 
 
 def set_to_json(reader: Reader) -> dict[str, Any]:
@@ -83,13 +46,13 @@ def set_to_json(reader: Reader) -> dict[str, Any]:
     return found | {"fingerprint": _fingerprint(reader)}
 
 
-def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: int = 0) -> Reader:
+def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: int = 0) -> Reader:
     """Opens the set that :func:`set_to_json` has described.
 
     Args:
         value: The JSON; trusted in nothing.
-        here: Opens sets.
-        members: See :meth:`Here.open_folder`.
+        here: Opens sets, or refuses them by an ArgumentError: a :class:`feeder.service.roots.Roots`.
+        members: Names of members of a folder's samples that are images, and no samples themselves.
         depth: Number of sets that it is inside of.
 
     Raises:
@@ -163,11 +126,10 @@ def _fingerprint(reader: ShardReader | FolderReader) -> str:
     and the sizes of some, spread evenly."""
     if isinstance(reader, ShardReader):
         return reader.index.fingerprint()
-    listing = reader.listing
     some = np.linspace(0, len(reader) - 1, min(len(reader), SIZED_FILES)).astype(np.int64)
     sizes = np.array([_size_bytes(os.path.join(reader.root, reader.path(i))) for i in some.tolist()], np.int64)
     digest = hashlib.blake2b(digest_size=16)
-    for column in (listing.path_start, listing.path_data, sizes):
+    for column in (reader.path_start, reader.path_data, sizes):
         digest.update(np.ascontiguousarray(column).data)
     return digest.hexdigest()
 
