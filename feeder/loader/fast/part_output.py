@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["PaddedSink", "PixelSink", "SampleSink", "Sink", "StagedSink", "put_extras", "read_extras"]
 
 
-class Sink(Protocol):
-    """Takes the images of a part, all at once, and some of them again.
+class Sink:
+    """Base of what takes the images of a part, all at once, and some of them again.
 
     Attributes:
         takes_rows: True if images may lack the rows that are not needed.
@@ -49,14 +49,15 @@ class Sink(Protocol):
             encoded: K images, as they were read without an error; need not outlive the call.
             draws: The random parameters drawn for each view of them.
         """
-        ...
+        raise NotImplementedError
 
     def close(self) -> dict[int, Buffer]:
         """Ends the part; returns the payloads of staged images that did not fit the slot, by their place, see
         :class:`feeder.decoders.staged.staged.Staged`."""
+        return {}
 
 
-class PixelSink:
+class PixelSink(Sink):
     """Decodes at once, into the slot.
 
     Args:
@@ -98,12 +99,8 @@ class PixelSink:
                 images[rows] = view.out
         return result
 
-    def close(self) -> dict[int, Buffer]:
-        """See :meth:`Sink.close`."""
-        return {}
 
-
-class SampleSink:
+class SampleSink(Sink):
     """Decodes at once, each image into a separate array of the size that it has after the recipe.
 
     Args:
@@ -136,10 +133,6 @@ class SampleSink:
         image: npt.NDArray[Any] = self._images[row]
         return image
 
-    def close(self) -> dict[int, Buffer]:
-        """See :meth:`Sink.close`."""
-        return {}
-
 
 class PaddedSink(SampleSink):
     """Decodes at once, each image into the top left of its row; the rest of the row gets one value.
@@ -164,7 +157,7 @@ class PaddedSink(SampleSink):
         return padded[:, :height, :width]
 
 
-class StagedSink:
+class StagedSink(Sink):
     """Checks the images and cuts them to what their views need; they are decoded elsewhere.
 
     Args:

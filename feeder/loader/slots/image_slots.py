@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError
-from feeder.loader.slots.slots import Guard, Slots
+from feeder.loader.slots.slots import Slots
 from feeder.system.memory import available_bytes
 
 __all__ = ["HELD_BATCHES", "Layout", "Ring", "Samples", "Sizes", "SlotView", "plan_slots"]
@@ -210,7 +210,7 @@ class Ring(Slots):
         guard: Asked before a slot that the caller had is used again; None: it is at once.
     """
 
-    def __init__(self, layout: Layout, slots: int, guard: Guard | None = None) -> None:
+    def __init__(self, layout: Layout, slots: int, guard: Any = None) -> None:
         super().__init__(layout.slot_bytes, slots, guard)
         self.layout = layout
         self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]
