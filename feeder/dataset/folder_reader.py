@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS, ReadSamples, Wanted, label_dtype
+from feeder.dataset.reader import ReadSamples, Wanted, label_dtype, parsed
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, SourceError
@@ -190,12 +189,10 @@ class FolderReader:
         if name in NUMBER_FIELDS:
             return int(self._numbers(name, np.array([i]))[0])
         data = self.member(i, name)
-        if name != "json" or data is None:
-            return data
         try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
+            return None if data is None else parsed(name, data)
+        except DecodeError as error:
+            raise self.at(error, i) from None
 
     def member(self, i: int, name: str) -> bytes | None:
         """See :meth:`Reader.member`; the file beside the image."""
@@ -238,11 +235,7 @@ class FolderReader:
         values = np.empty(len(ids), np.int64)
         for row, i in enumerate(ids.tolist()):
             info = self._image(i)[1]
-            if name == "orientation":
-                values[row] = info.orientation
-                continue
-            swapped = self.exif and info.orientation in SWAPPING_ORIENTATIONS
-            values[row] = info.width_px if (name == "width") != swapped else info.height_px
+            values[row] = info.orientation if name == "orientation" else self._upright(info)[0][name == "width"]
         return values
 
     def _image(self, i: int) -> tuple[bytes, ImageInfo]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ __all__ = [
     "check_fields",
     "label_dtype",
     "member_and_key",
+    "parsed",
 ]
 
 REFUSED_FIELDS = frozenset({"pickle", "pkl", "pt", "pth", "pyd"})
@@ -133,6 +135,18 @@ class Reader(Protocol):
 def label_dtype(labels: npt.NDArray[Any]) -> np.dtype[Any]:
     """Returns the dtype of one label of ``labels``, int64 or float32 [N] or [N, K]; a subarray for rows of K."""
     return labels.dtype if labels.ndim == 1 else np.dtype((labels.dtype, labels.shape[1:]))
+
+
+def parsed(name: str, data: bytes) -> Any:
+    """Returns a member's bytes, or its parsed value if it is the member "json".
+
+    Raises:
+        DecodeError: if that is no JSON.
+    """
+    try:
+        return json.loads(data) if name == "json" else data
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"field 'json' is not JSON: {error}") from None
 
 
 def check_fields(fields: Sequence[str]) -> tuple[str, ...]:

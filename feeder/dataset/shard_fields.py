@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, parsed
 from feeder.errors import DecodeError
 from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.shard.format.set_index import SetIndex
@@ -109,10 +108,7 @@ class ShardFields:
 
     def _value(self, name: str, i: int, shard: int, offset: int, length: int) -> Any:
         """Returns a member's bytes, or its parsed value if it is JSON."""
-        data = self.read_bytes(i, offset, length, shard)
-        if name != "json":
-            return data
         try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
+            return parsed(name, self.read_bytes(i, offset, length, shard))
+        except DecodeError as error:
+            raise self.at(error, i) from None

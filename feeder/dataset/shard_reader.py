@@ -208,9 +208,8 @@ class ShardReader(ShardFields):
         if self.mirror is None:
             return
         rows = self.index.rows(ids)
-        shards, offsets, lengths = rows.shard.tolist(), rows.offset.tolist(), rows.length.tolist()
-        self._bring(list(zip(shards, offsets, lengths, strict=True)), [(0, 0, length) for length in lengths])
-        for shard in set(shards):
+        self.bring(ids, rows.offset, rows.length)
+        for shard in set(rows.shard.tolist()):
             self._open(shard)
 
     @property

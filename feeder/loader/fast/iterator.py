@@ -38,6 +38,10 @@ class FastIterator:
     Args:
         epoch: The epoch.
         owner: The loader, which lives as long as the iterator.
+
+    Attributes:
+        epoch: The epoch.
+        progress: Progress through it.
     """
 
     def __init__(self, epoch: Epoch, owner: object) -> None:
@@ -49,10 +53,10 @@ class FastIterator:
         self.begin(epoch)
 
     def begin(self, epoch: Epoch) -> None:
-        """Starts to make the batches of an epoch; a second time only after :meth:`give_up`."""
+        """Starts to make the batches of an epoch; a second time only after :meth:`end`."""
         self._use.is_over = False
-        self._epoch = epoch
-        self._progress = epoch.progress
+        self.epoch = epoch
+        self.progress = epoch.progress
         self._asked_ns = time.monotonic_ns()
         self._given_ns = 0
         self._host = HostBatches(epoch, self._use)
@@ -69,14 +73,14 @@ class FastIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._progress)
+        return len(self.progress)
 
     def __next__(self) -> Any:
-        with self._use.begun(self._end):
+        with self._use.begun(self.end):
             return self._next()
 
     def _next(self) -> Any:
-        epoch, progress = self._epoch, self._progress
+        epoch, progress = self.epoch, self.progress
         if progress.exhausted:
             raise StopIteration
 
@@ -91,13 +95,13 @@ class FastIterator:
         except StopIteration:
             progress.exhausted = not self._closed  # closed before its end, it has not come to it
             progress.moved.set()
-            self._end()
+            self.end()
             if progress.exhausted:
                 epoch.ledger.warn_at_epoch_end(progress)
             raise
         except BaseException:
             with contextlib.suppress(Exception):  # it is no news beside what is under way
-                self._end()
+                self.end()
             with explained():
                 raise
 
@@ -116,26 +120,16 @@ class FastIterator:
 
     def _next_here(self) -> tuple[BatchRecord | BaseException, Any]:
         finished, batch = self._host.next()
-        batch = self._epoch.finishing.complete(finished, batch)
-        if self._pins and self._epoch.work.makes_batches:
+        batch = self.epoch.finishing.complete(finished, batch)
+        if self._pins and self.epoch.work.makes_batches:
             # Also objects with a pin_memory() of their own, as torch's loader does.
             return finished, pin_memory(batch)  # type: ignore[no-untyped-call]
         return finished, map_tensors(batch, torch.Tensor.pin_memory) if self._pins else batch
 
     @property
-    def progress(self) -> EpochProgress:
-        """Its progress."""
-        return self._progress
-
-    @property
-    def options(self) -> LoaderOptions:
-        """The loader's options for its epoch."""
-        return self._epoch.options
-
-    @property
     def is_untouched(self) -> bool:
         """True if no batch was handed out yet, and the epoch is not over."""
-        return self._progress.steps == 0 and not self._progress.exhausted
+        return self.progress.steps == 0 and not self.progress.exhausted
 
     def slots(self) -> dict[str, int]:
         """Returns the number of slots in all, held by the caller, being filled, and full."""
@@ -143,17 +137,14 @@ class FastIterator:
 
     def place(self) -> Place:
         """Returns the place at which the next iteration goes on after the batches that were handed out."""
-        return self._progress.now()
+        return self.progress.now()
 
     def close(self) -> bool:
         """Gives up the batches in the making and lets go of the workers, see Note [Closing]; True if that is done."""
-        return self._use.end(self._end)
+        return self._use.end(self.end)
 
-    def give_up(self) -> None:
-        """Gives up the epoch, of which nothing was handed out, for another one: see :meth:`begin`."""
-        self._end()
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Gives up the epoch, for another one if nothing of it was handed out: see :meth:`begin`."""
         self._closed = True
         self._feed = None
         self._host.close()

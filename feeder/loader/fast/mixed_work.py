@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.part_report import SUMS, PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.order.mixture_order import source_seed
@@ -96,5 +96,5 @@ class MixedWork(Work):
             for row, value in zip(rows, found, strict=True):
                 values[row] = value
         report.substitutions += [each._replace(substitute=each.substitute + start) for each in made.substitutions]
-        for name in ("read_ns", "decode_ns", "encoded_bytes", "clipped", "slow"):
+        for name in SUMS:
             setattr(report, name, getattr(report, name) + getattr(made, name))

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import os
+import zlib
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from feeder.shard.cache.cache_mirror import CacheMirror
 __all__ = ["SIZED_FILES", "set_from_json", "set_to_json"]
 
 _MOST_SETS, _DEEPEST = 64, 8
+_MOST_REPEATED = 1 << 22  # ids of a subset of fewer samples
 # Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
 # takes longer than to list them.
 SIZED_FILES = 1024
@@ -34,7 +36,7 @@ def set_to_json(reader: Reader) -> dict[str, Any]:
         ArgumentError: if it is of a class of its own.
     """
     if isinstance(reader, PartReader):
-        return {"kind": "subset", "of": set_to_json(reader.whole)} | _ids_to_json(reader.ids, len(reader.whole))
+        return {"kind": "subset", "of": set_to_json(reader.whole), "ids": _ids_to_json(reader.ids)}
     if isinstance(reader, JoinedReader):
         return {"kind": "sets", "of": [set_to_json(each) for each in reader.readers], "own_index": reader.own_index}
     if type(reader) is FolderReader:
@@ -64,7 +66,7 @@ def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: i
     kind, of = value.get("kind"), value.get("of")
     if kind == "subset":
         whole = set_from_json(of, here, members, depth + 1)
-        return PartReader(whole, _ids_from_json(value, len(whole)))
+        return PartReader(whole, _ids_from_json(value.get("ids"), len(whole)))
     if kind == "sets":
         if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
             raise ArgumentError("these are no sets")
@@ -87,37 +89,25 @@ def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: i
     return reader
 
 
-def _ids_to_json(ids: npt.NDArray[np.int64], samples: int) -> dict[str, str]:
-    """Returns the ids of a subset: as ranges, [first, count] each, where these are shorter than the ids themselves."""
-    ids = np.ascontiguousarray(ids, np.int64)
-    starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
-    if 2 * len(starts) < len(ids) <= samples:
-        counts = np.diff(starts, append=len(ids))
-        return {"ranges": base64.b64encode(np.stack([ids[starts], counts], 1).tobytes()).decode()}
-    return {"ids": base64.b64encode(ids.tobytes()).decode()}
+def _ids_to_json(ids: npt.NDArray[np.int64]) -> str:
+    """Returns the ids of a subset, by their differences: those of samples in a row pack to nearly nothing."""
+    return base64.b64encode(zlib.compress(np.diff(ids, prepend=0).astype(np.int64).tobytes(), 1)).decode()
 
 
-def _ids_from_json(value: dict[str, Any], samples: int) -> npt.NDArray[np.int64]:
+def _ids_from_json(value: Any, samples: int) -> npt.NDArray[np.int64]:
     """Returns the ids of a subset of so many samples, int64 [N].
 
     Raises:
-        ArgumentError: if there are none, or samples that there are not, or ranges of more samples than there are.
+        ArgumentError: if there are none, too many, or samples that there are not.
     """
-    is_ranges = "ranges" in value
+    unpacked = zlib.decompressobj()
     try:
-        data = base64.b64decode(value["ranges" if is_ranges else "ids"], validate=True)
-        found = np.frombuffer(data, np.int64)
-        firsts, counts = found.reshape(-1, 2).T if is_ranges else (found, np.ones(1, np.int64))
-    except (binascii.Error, KeyError, TypeError, ValueError):
+        data = unpacked.decompress(base64.b64decode(value, validate=True), 8 * max(samples, _MOST_REPEATED))
+        ids = np.cumsum(np.frombuffer(data, np.int64))
+    except (binascii.Error, TypeError, ValueError, zlib.error):
         raise ArgumentError("this is no subset") from None
-    in_set = np.all((firsts >= 0) & (counts > 0) & (counts <= samples) & (firsts <= samples - counts))
-    if not in_set or (is_ranges and int(counts.sum()) > samples):
-        raise ArgumentError("a subset has samples that the set has not")
-    if not is_ranges:
-        return found
-    ends = np.cumsum(counts)
-    ids: npt.NDArray[np.int64] = np.repeat(firsts - (ends - counts), counts)
-    ids += np.arange(len(ids))
+    if not unpacked.eof or ids.min(initial=0) < 0 or ids.max(initial=-1) >= samples:
+        raise ArgumentError("a subset has samples that the set has not, or too many")
     return ids
 
 

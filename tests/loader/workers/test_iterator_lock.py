@@ -158,7 +158,7 @@ def test_a_loader_closed_in_the_middle_of_a_batch_keeps_its_workers_until_that_i
     dataset.reader = RogueReader(index, 0, "stop", str(mark))
     loader: Any = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
     iterator: Any = iter(loader)
-    pool = iterator._epoch.engine.pool
+    pool = iterator.epoch.engine.pool
     while not mark.exists():
         os.sched_yield()
     with iterator._use.lock:  # as under a handler
