@@ -127,8 +127,7 @@ class SampleDecoder:
                 for each, drawn in zip(recipe.views, keys, strict=False):
                     boxes = boxes_of(each, self._extras, given, encoded.sizes[one])
                     draws = each.draw(seed, epoch, drawn[one], encoded.sizes[one], boxes)
-                    out = np.empty((1, *each.leading_shape, *draws.output_size[0].tolist()), each.storage_dtype)
-                    views.append(View(each, draws, out))
+                    views.append(_view(each, draws))
                 problem = self._decode(i, encoded.buffers[one], encoded.orientations[one], views)
                 made = [view.out[0] for view in views]
                 images.append(made if isinstance(recipe, Views) else made[0])
@@ -164,10 +163,7 @@ class SampleDecoder:
         if problem is not None:
             raise problem
         recipes = image.recipe.at(None, first[0].epoch).views
-        views = []
-        for recipe, draws in zip(recipes, image.draw(recipes, first, list(keys), encoded.sizes), strict=True):
-            out = np.empty((1, *recipe.leading_shape, *draws.output_size[0].tolist()), recipe.storage_dtype)
-            views.append(View(recipe, draws, out))
+        views = [*map(_view, recipes, image.draw(recipes, first, list(keys), encoded.sizes))]
         problem = self._decode(i, encoded.buffers, encoded.orientations, views)
         if problem is not None:
             raise image.named(problem)
@@ -191,6 +187,13 @@ class SampleDecoder:
             key = self._reader.field(i, "key")
             warn(f"sample {key!r}: {clipped_warning(1)}; later ones are not named")
         return result.errors[0]
+
+
+def _view(recipe: Recipe, draws: Draws) -> View:
+    """Returns a view of one image, with memory of its own."""
+    return View(
+        recipe, draws, np.empty((1, *recipe.leading_shape, *draws.output_size[0].tolist()), recipe.storage_dtype)
+    )
 
 
 def _read(extra: Extra, reader: Reader, i: int) -> Any:

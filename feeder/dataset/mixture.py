@@ -171,9 +171,6 @@ class Mixture(FeederDataset):
     def __getitem__(self, i: Any) -> NoReturn:
         raise TypeError("a Mixture's samples are known by epoch and position: give it to feeder.DataLoader")
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
-        return [self[i] for i in indices]
-
     def set_weights(self, weights: Mapping[str, float], *, at_sample: int) -> None:
         """Changes the weights from a sample of the run on, in all loaders of it; call it on all ranks alike.
 

@@ -542,9 +542,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Goes on where a state was taken; world size, batch size and number of workers may differ.
 
         Raises:
-            ArgumentError: if the state is of another dataset, order, seed or backend. With the next batch: if an
-                explicit sampler gives other samples than were handed out; on torch's path, if workers have states and
-                their number differs.
+            ArgumentError: if the state is of another dataset, order, seed or backend. With the next iterator or batch:
+                if an explicit sampler gives other samples than were handed out; on torch's path, if workers have states
+                and their number differs.
         """
         self._told.resume()
         if self._fast is None:

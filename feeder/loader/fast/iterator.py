@@ -199,7 +199,6 @@ class HostBatches:
         self._engine = epoch.engine
         self._queue: BatchQueue | None = None
         self._decoding: DecodeFeed | None = None
-        self._refusal: Exception | None = None
         source: Iterator[BatchRecord | BaseException]
         if epoch.engine is None:
             source = make_here(epoch.work, epoch.requests)
@@ -207,7 +206,11 @@ class HostBatches:
             epoch.engine.busy = True
             options = epoch.options
             source = self._queue = BatchQueue(epoch.engine, epoch.requests, options.timeout, options.batch_size, use)
-            self._fill(self._queue)
+            try:
+                self._queue.fill()
+            except BaseException:
+                self.close()
+                raise
         if epoch.decoder is not None:
             stream = epoch.options.device.stream
             source = self._decoding = DecodeFeed(
@@ -222,16 +225,6 @@ class HostBatches:
             )
         self._source = source
 
-    def _fill(self, queue: BatchQueue) -> None:
-        replay = self._epoch.progress.replay
-        try:
-            queue.fill()
-        except BaseException as error:
-            if replay is None or error is not replay.refusal:
-                self.close()
-                raise
-            self._refusal = replay.refusal  # a resume fails with the first batch, as without workers
-
     def next(self) -> tuple[BatchRecord | BaseException, Any]:
         """Returns the record of the next batch, and the batch itself before its last steps; an error and None instead.
 
@@ -239,8 +232,6 @@ class HostBatches:
             StopIteration: after the last batch.
             Exception: if workers can't go on.
         """
-        if self._refusal is not None:
-            raise self._refusal
         finished = next(self._source)
         if self._queue is not None:
             self._epoch.ledger.waited(self._queue.take_waited_ns())

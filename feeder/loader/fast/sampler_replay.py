@@ -45,7 +45,6 @@ class Replay:
         saved: What :meth:`state` gave then; None: nothing is known, and nothing is checked.
 
     Attributes:
-        refusal: The error that ended the replay, if it did not give the same samples.
         drawn: Names of the global generators that the first batch was drawn from.
     """
 
@@ -66,7 +65,6 @@ class Replay:
         self._first = 0
         self._own: Any = None
         self._ahead: collections.deque[tuple[bytes, int, Any]] = collections.deque()
-        self.refusal: ArgumentError | None = None
 
     def __len__(self) -> int:
         """Batches of the whole epoch."""
@@ -236,13 +234,12 @@ class Replay:
         self._is_there = True
 
     def _refuse(self, reason: str) -> None:
-        self.refusal = ArgumentError(
+        raise ArgumentError(
             f"this state does not fit the sampler, {self.name}: {reason}. Resume with a sampler that has what it had "
             "then: batch size, seed, epoch (sampler.set_epoch), and a generator (generator=torch.Generator()."
             "manual_seed(...)), whose state each rank has to save and load; or begin the epoch anew, with "
             "loader.set_epoch(epoch) in place of load_state_dict"
         )
-        raise self.refusal
 
 
 def check_replay_state(state: Any) -> None:
