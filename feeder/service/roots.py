@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from feeder.dataset.folder_reader import FolderReader
@@ -29,6 +29,9 @@ class Roots:
         cache_dir: Cache of remote sets; None: the default.
         modules: Names of the modules whose functions recipes and fields may call.
 
+    Attributes:
+        functions: The functions of these modules.
+
     Raises:
         ArgumentError: if there is none, or one is no folder.
     """
@@ -39,7 +42,7 @@ class Roots:
         cache_dir: str | None = None,
         modules: Sequence[str] = (),
     ) -> None:
-        self._functions = AllowedFunctions(modules)
+        self.functions = AllowedFunctions(modules)
         roots = list(roots)
         if not roots:
             raise ArgumentError("expected at least one folder or URL below which the service may read sets (--root)")
@@ -72,7 +75,7 @@ class Roots:
         """
         if is_remote(path):
             raise ArgumentError(f"{path}: expected a folder of images on the nodes")
-        return FolderReader.scan(self._path(path), exif=exif, targets=members)
+        return FolderReader.scan(self.file(path), exif=exif, targets=members)
 
     def open_shards(self, path: str, **how: Any) -> ShardReader:
         """Opens shards.
@@ -89,23 +92,16 @@ class Roots:
             if self._is_confined:
                 confine([mirror.folder])
             return ShardReader(os.path.join(mirror.folder, mirror.options.index), mirror=mirror, **how)
-        found = self._path(path)
+        found = self.file(path)
         index = os.path.join(found, INDEX_NAME) if os.path.isdir(found) else found
         return ShardReader(index, **how)
 
     def file(self, path: str) -> str:
-        """Returns the path of a file that a field reads, after links were followed.
+        """Returns the path of a file or folder that may be read, after links were followed.
 
         Raises:
             ArgumentError: if it lies below no root.
         """
-        return self._path(path)
-
-    def function(self, name: object, digests: object) -> Callable[..., Any]:
-        """Returns a function of an allowed module, see :meth:`AllowedFunctions.find`."""
-        return self._functions.find(name, digests)
-
-    def _path(self, path: str) -> str:
         found = os.path.realpath(path)
         if not any(is_below(found, folder) for folder in self._folders):
             raise ArgumentError(f"{path}: lies below no folder that the service was started for (--root)")

@@ -136,7 +136,7 @@ def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
     modules = value.get("modules")
 
     def function_of(name: object) -> Callable[..., Any]:
-        return here.function(name, modules)
+        return here.functions.find(name, modules)  # type: ignore[no-any-return]
 
     recipe = recipe_from_json(value.get("recipe"), function_of)
     uint8, extras, exif, seed, skip = (value.get(name) for name in ("uint8", "extras", "exif", "seed", "skip"))
