@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.extras import Extra
 from feeder.dataset.further_images import FurtherImage, by_image, further_recipes, images_in
@@ -19,6 +18,7 @@ from feeder.decoders.decoder import View
 from feeder.decoders.image_header import clipped_warning
 from feeder.decoders.registry import get_decoder
 from feeder.errors import DecodeError
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.warning import warn
 from feeder.transforms import Views
 
@@ -95,9 +95,7 @@ class SampleDecoder:
         self._decoder = get_decoder("auto", (*recipe.views, *further_recipes(images_in(extras))))
         self._has_warned = False
 
-    def decode(
-        self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
-    ) -> tuple[list[Any], npt.NDArray[Any], list[list[Any]]]:
+    def decode(self, seed: int, epoch: int, keys: Int64s, ids: Int64s) -> tuple[list[Any], AnyArray, list[list[Any]]]:
         """Reads, decodes and augments samples. Warns of the first clipped image, unless :func:`counted` counts them.
 
         Args:
@@ -151,8 +149,8 @@ class SampleDecoder:
         image: FurtherImage,
         data: bytes,
         first: Sequence[Draws],
-        keys: npt.NDArray[np.int64],
-        size: npt.NDArray[np.int32],
+        keys: Int64s,
+        size: Int32s,
     ) -> Any:
         """Decodes a further image of one sample to a tensor [C, H, W], or a list of views; see
         :class:`FurtherImage`."""
@@ -173,7 +171,7 @@ class SampleDecoder:
         self,
         i: int,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         views: Sequence[View],
     ) -> DecodeError | None:
         """Decodes an image of sample ``i``, and counts it if it was clipped or slow; or warns."""

@@ -36,6 +36,7 @@ from feeder.shard.source.image_file import (
     read_image,
 )
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
@@ -67,15 +68,15 @@ class FolderReader:
 
     # Upright (height, width) and orientation to apply of each image, once they are measured; height 0: not yet.
     # uint16, or int32 once a side needs it.
-    _sizes: npt.NDArray[Any] | None = None
-    _turns: npt.NDArray[np.uint8] | None = None
+    _sizes: AnyArray | None = None
+    _turns: Uint8s | None = None
 
     def __init__(
         self,
         root: str,
-        path_data: npt.NDArray[np.uint8],
+        path_data: Uint8s,
         path_start: npt.NDArray[np.uint64],
-        labels: npt.NDArray[Any],
+        labels: AnyArray,
         *,
         exif: bool = True,
         classes: list[str] | None = None,
@@ -96,7 +97,7 @@ class FolderReader:
         start, end = self.path_start[i : i + 2].tolist()
         return os.fsdecode(self.path_data[start:end].tobytes())
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
+    def read(self, ids: Int64s, wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. Size and orientation come from each file's header; one that has changed since the
         image was measured is an error."""
         count = len(ids)
@@ -120,13 +121,13 @@ class FolderReader:
                 buffers[row] = memoryview(b"")
         return ReadSamples(buffers, self._labels[ids], orientations, sizes, errors)
 
-    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
+    def stored(self, ids: Int64s) -> tuple[Uint8s, Int32s] | None:
         """See :meth:`Reader.stored`."""
         if self._sizes is None or self._turns is None or not self._sizes[ids].all():
             return None
         return self._turns[ids], self._sizes[ids].astype(np.int32)
 
-    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+    def measure(self, ids: Int64s | None = None) -> None:
         """See :meth:`Reader.measure`. Reads the headers of several files at a time, each once.
 
         A file that can't be read or is no image counts as 1x1; reading the sample says what is wrong with it.
@@ -148,7 +149,7 @@ class FolderReader:
                         self._sizes = self._sizes.astype(np.int32)
                     self._sizes[part], self._turns[part] = sizes, turns
 
-    def _measured(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    def _measured(self, ids: Int64s) -> tuple[Int32s, Uint8s]:
         """Returns the upright sizes, int32 [N, 2], and the orientations, uint8 [N], of images, by their headers."""
         sizes, turns = np.ones((len(ids), 2), np.int32), np.ones(len(ids), np.uint8)
         for row, i in enumerate(ids.tolist()):
@@ -173,7 +174,7 @@ class FolderReader:
         """See :meth:`Reader.orientation`. It comes from the file's header."""
         return self._image(i)[1].orientation if self.exif else 1
 
-    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+    def peek(self, ids: Int64s) -> Peek:
         """See :meth:`Reader.peek`."""
         encoded = self.read(ids)
         lengths = np.array([len(buffer) for buffer in encoded.buffers], np.int64)
@@ -219,12 +220,12 @@ class FolderReader:
         """See :meth:`Reader.field_names`."""
         return sorted({"key", "path", *NUMBER_FIELDS, *self._members} - {"row"})
 
-    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+    def column(self, name: str) -> AnyArray | list[Any]:
         """See :meth:`Reader.column`. Sizes and orientations are read from each file."""
         ids = np.arange(len(self))
         return self._numbers(name, ids) if name in NUMBER_FIELDS else [self.field(i, name) for i in ids.tolist()]
 
-    def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _numbers(self, name: str, ids: Int64s) -> Int64s:
         """One of the fields that are integers, int64 [N].
 
         Raises:
@@ -268,7 +269,7 @@ class FolderReader:
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
 
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> AnyArray:
         """See :meth:`Reader.labels`."""
         return self._labels
 
@@ -277,13 +278,13 @@ class FolderReader:
         """The largest label; -1 without any."""
         return int(self._labels.max(initial=-1))
 
-    def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
+    def relabel(self, labels: AnyArray, classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
         self._labels = labels
         self.label_dtype = label_dtype(labels)
         self.classes = classes
 
-    def shard_sizes(self) -> npt.NDArray[np.int64]:
+    def shard_sizes(self) -> Int64s:
         """See :meth:`Reader.shard_sizes`."""
         return np.zeros(0, np.int64)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.labels import LabelColumn, check_classes, label_text, name_numbers, target_number
+from feeder.system.arrays import AnyArray
 from feeder.system.text import count
 
 __all__ = [
@@ -182,7 +182,7 @@ def transform_labels(readers: Sequence[ShardReader | FolderReader], change: Targ
         reader.relabel(own, reader.classes)
 
 
-def _transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArray[Any]:
+def _transformed(labels: AnyArray, change: TargetTransform) -> AnyArray:
     """Applies a function or mapping to labels, once for each label that occurs; -1 stays -1.
 
     Args:
@@ -195,7 +195,7 @@ def _transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArr
     distinct, places = np.unique(labels, axis=0, return_inverse=True)
     is_class = labels.dtype.kind == "i"
 
-    results: list[npt.NDArray[Any] | None] = []
+    results: list[AnyArray | None] = []
 
     for value in distinct:
         key: Any = value.tolist() if value.ndim == 0 else tuple(value.tolist())

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, parsed
 from feeder.errors import DecodeError
 from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.shard.format.set_index import SetIndex
+from feeder.system.arrays import AnyArray, Int64s
 
 __all__ = ["ShardFields"]
 
@@ -41,7 +41,7 @@ class ShardFields:
         shard, offset, _ = self.index.place(i)
         return error.at(key=self.index.key(i), shard=self.index.shard_name(shard), offset_bytes=offset)
 
-    def bring(self, ids: npt.NDArray[np.int64], offsets: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+    def bring(self, ids: Int64s, offsets: AnyArray, lengths: AnyArray) -> None:
         """Has bytes at hand that :meth:`read_bytes` will read, all in one go; N samples, offsets and lengths."""
 
     def field_names(self) -> list[str]:
@@ -70,7 +70,7 @@ class ShardFields:
         shard, offset, length = place
         return self.read_bytes(i, offset, length, shard)
 
-    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+    def column(self, name: str) -> AnyArray | list[Any]:
         """See :meth:`Reader.column`. Members are read in stored order."""
         index, count = self.index, len(self.index)
         if name in ("key", "path"):
@@ -90,7 +90,7 @@ class ShardFields:
                 values[i] = self._value(name, i, *place)
         return values
 
-    def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _numbers(self, name: str, ids: Int64s) -> Int64s:
         """One of :data:`NUMBER_FIELDS`, int64 [N]."""
         index = self.index
         if name == "index":
@@ -108,7 +108,8 @@ class ShardFields:
 
     def _value(self, name: str, i: int, shard: int, offset: int, length: int) -> Any:
         """Returns a member's bytes, or its parsed value if it is JSON."""
+        data = self.read_bytes(i, offset, length, shard)
         try:
-            return parsed(name, self.read_bytes(i, offset, length, shard))
+            return parsed(name, data)
         except DecodeError as error:
             raise self.at(error, i) from None

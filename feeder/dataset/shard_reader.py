@@ -24,7 +24,6 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.open_files import OpenFile, OpenFiles, read_into
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, ReadSamples, Wanted, label_dtype
@@ -37,6 +36,7 @@ from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import RecordRows
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
 from feeder.shard.store.mirror import Mirror
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.files import open_regular
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ShardReader(ShardFields):
         self.mirror = mirror
         self.classes = classes
         self.label_dtype = self.index.label_dtype
-        self._labels: npt.NDArray[Any] | None = None  # those that the samples were given in place of their own
+        self._labels: AnyArray | None = None  # those that the samples were given in place of their own
         self.made_ns = time.time_ns()
         self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
 
@@ -89,7 +89,7 @@ class ShardReader(ShardFields):
     def __len__(self) -> int:
         return len(self.index)
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
+    def read(self, ids: Int64s, wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. Reads in stored order, so that neighbours come from one place on the disk."""
         index, count = self.index, len(ids)
         rows = index.rows(ids)
@@ -150,7 +150,7 @@ class ShardReader(ShardFields):
         labels = rows.labels if self._labels is None else self._labels[ids]
         return ReadSamples(buffers, labels, orientations, sizes, errors, first_rows)
 
-    def _arena(self, files: OpenFiles, size_bytes: int, ids: npt.NDArray[np.int64]) -> memoryview:
+    def _arena(self, files: OpenFiles, size_bytes: int, ids: Int64s) -> memoryview:
         """Returns this thread's memory for the bytes of some images, made larger where they need it."""
         if size_bytes > len(files.arena):
             try:
@@ -161,7 +161,7 @@ class ShardReader(ShardFields):
                 raise MemoryError(f"{at}: {needed}") from None
         return memoryview(files.arena)
 
-    def bring(self, ids: npt.NDArray[np.int64], offsets: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+    def bring(self, ids: Int64s, offsets: AnyArray, lengths: AnyArray) -> None:
         """See :meth:`ShardFields.bring`; nothing to do for a local set."""
         if self.mirror is not None and len(ids):
             shards = self.index.shards_of(ids)
@@ -196,7 +196,7 @@ class ShardReader(ShardFields):
         """Time since when shards must not have changed, nanoseconds; None: a mirror has checked their bytes."""
         return self.made_ns if self.mirror is None else None
 
-    def bring_images(self, ids: npt.NDArray[np.int64]) -> None:
+    def bring_images(self, ids: Int64s) -> None:
         """Has the images of a remote set brought into the mirror and their shards opened, for the kernels.
 
         Args:
@@ -213,7 +213,7 @@ class ShardReader(ShardFields):
             self._open(shard)
 
     @property
-    def given_labels(self) -> npt.NDArray[Any] | None:
+    def given_labels(self) -> AnyArray | None:
         """The labels that :meth:`relabel` gave the samples; None: they have their own."""
         return self._labels
 
@@ -222,7 +222,7 @@ class ShardReader(ShardFields):
         """This thread's open shards for the kernels; others are opened by :meth:`open_shards`."""
         return self._own_files().native
 
-    def open_shards(self, shards: list[int], ids: npt.NDArray[np.int64], *, by_rows: bool) -> None:
+    def open_shards(self, shards: list[int], ids: Int64s, *, by_rows: bool) -> None:
         """Opens shards and their indexes for the kernels; leaves out those that can't be opened.
 
         Args:
@@ -270,9 +270,7 @@ class ShardReader(ShardFields):
                     os.posix_fadvise(descriptor, offset, head, os.POSIX_FADV_WILLNEED)
                 os.posix_fadvise(descriptor, offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
 
-    def _stored(
-        self, ids: npt.NDArray[np.int64], rows: RecordRows
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], list[DecodeError | None]]:
+    def _stored(self, ids: Int64s, rows: RecordRows) -> tuple[Uint8s, Int32s, list[DecodeError | None]]:
         """Returns orientations to apply, upright sizes, and errors for samples with impossible values in the index."""
         index = self.index
         errors: list[DecodeError | None] = [None] * len(ids)
@@ -302,7 +300,7 @@ class ShardReader(ShardFields):
 
     def _refuse_large(
         self,
-        ids: npt.NDArray[np.int64],
+        ids: Int64s,
         places: list[tuple[int, int, int]],
         inside: list[bool],
         errors: list[DecodeError | None],
@@ -316,18 +314,18 @@ class ShardReader(ShardFields):
                     inside[row] = False
                     errors[row] = self.at(DecodeError(str(error)), int(ids[row]))
 
-    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    def stored(self, ids: Int64s) -> tuple[Uint8s, Int32s]:
         """See :meth:`Reader.stored`."""
         return self._stored(ids, self.index.rows(ids))[:2]
 
-    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+    def measure(self, ids: Int64s | None = None) -> None:
         """See :meth:`Reader.measure`. The index has all sizes."""
 
     def orientation(self, i: int) -> int:
         """See :meth:`Reader.orientation`."""
         return int(self.index.row(i).orientation[0]) if self.exif else 1
 
-    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+    def peek(self, ids: Int64s) -> Peek:
         """See :meth:`Reader.peek`."""
         index = self.index
         jpeg = [number for number, name in enumerate(index.fields) if name.rpartition(".")[2].lower() in _JPEG]
@@ -361,7 +359,7 @@ class ShardReader(ShardFields):
         """See :meth:`Reader.fingerprint`."""
         return self.index.fingerprint(self._labels)
 
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> AnyArray:
         """See :meth:`Reader.labels`."""
         return self.index.labels() if self._labels is None else self._labels
 
@@ -370,7 +368,7 @@ class ShardReader(ShardFields):
         """The largest label; -1 without any."""
         return self.index.max_label if self._labels is None else int(self._labels.max(initial=-1))
 
-    def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
+    def relabel(self, labels: AnyArray, classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
         self._labels = labels
         self.label_dtype = label_dtype(labels)
@@ -470,7 +468,7 @@ def _shard_reader(
     classes: list[str] | None,
     identity: bytes,
     made_ns: int,
-    labels: npt.NDArray[Any] | None = None,
+    labels: AnyArray | None = None,
     version: int | None = None,
     mirror: Mirror | None = None,
 ) -> ShardReader:

@@ -11,13 +11,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.decoder import DecodeResult, View
 from feeder.decoders.op_math import bfloat16_bits
 from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.errors import DecodeError
 from feeder.loader.observe.meter import Meter
+from feeder.system.arrays import AnyArray, Int64s, Uint8s
 
 if TYPE_CHECKING:
     from feeder.dataset.extras import Extra
@@ -41,7 +41,7 @@ class Sink:
 
     takes_rows: bool
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """Takes the images of some rows; a row that is given again is replaced.
 
         Args:
@@ -73,7 +73,7 @@ class PixelSink(Sink):
         decoder: Decoder,
         recipes: tuple[Recipe, ...],
         splits: tuple[DeviceSplit | None, ...],
-        images: tuple[npt.NDArray[Any], ...],
+        images: tuple[AnyArray, ...],
         meter: Meter,
     ) -> None:
         self._decoder = decoder
@@ -84,7 +84,7 @@ class PixelSink(Sink):
         self._recipes = [recipe if split is None else split.cpu for recipe, split in both]
         self.takes_rows = decoder.takes_rows
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         views = []
         for recipe, split, drawn, images in zip(self._recipes, self._splits, draws, self._images, strict=True):
@@ -117,7 +117,7 @@ class SampleSink(Sink):
         self._meter = meter
         self.takes_rows = decoder.takes_rows
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         results = []
         for k, row in enumerate(rows.tolist()):
@@ -127,10 +127,10 @@ class SampleSink(Sink):
             results.append(sink.add(np.zeros(1, np.int64), encoded.take([k]), (drawn,)))
         return DecodeResult.join(results)
 
-    def _image(self, row: int, height: int, width: int) -> npt.NDArray[Any]:
+    def _image(self, row: int, height: int, width: int) -> AnyArray:
         """Returns the array [C, H, W] of a row's image."""
         self._images[row] = np.empty((*self._recipe.leading_shape, height, width), self._recipe.storage_dtype)
-        image: npt.NDArray[Any] = self._images[row]
+        image: AnyArray = self._images[row]
         return image
 
 
@@ -145,13 +145,13 @@ class PaddedSink(SampleSink):
         meter: Counts time and bytes.
     """
 
-    def __init__(self, decoder: Decoder, recipe: Recipe, images: npt.NDArray[Any], value: float, meter: Meter) -> None:
+    def __init__(self, decoder: Decoder, recipe: Recipe, images: AnyArray, value: float, meter: Meter) -> None:
         super().__init__(decoder, recipe, images, meter)
         is_bits = recipe.output_dtype == "bfloat16"
         self._value = bfloat16_bits(np.array(value, np.float32)) if is_bits else value
 
-    def _image(self, row: int, height: int, width: int) -> npt.NDArray[Any]:
-        padded: npt.NDArray[Any] = self._images[row]
+    def _image(self, row: int, height: int, width: int) -> AnyArray:
+        padded: AnyArray = self._images[row]
         padded[:, height:] = self._value
         padded[:, :height, width:] = self._value
         return padded[:, :height, :width]
@@ -167,9 +167,7 @@ class StagedSink(Sink):
         meter: Counts time and bytes: of checking and cutting, and of writing.
     """
 
-    def __init__(
-        self, stager: Stager, recipes: tuple[Recipe, ...], memory: npt.NDArray[np.uint8], meter: Meter
-    ) -> None:
+    def __init__(self, stager: Stager, recipes: tuple[Recipe, ...], memory: Uint8s, meter: Meter) -> None:
         self._stager = stager
         self._recipes = recipes
         self._memory = memory
@@ -179,7 +177,7 @@ class StagedSink(Sink):
         self._staged = Staged(rows, [b""] * len(rows), len(recipes))
         self.takes_rows = stager.takes_rows
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         started, views = time.perf_counter_ns(), len(self._recipes)
         staged, result = self._stager.stage(
@@ -192,9 +190,7 @@ class StagedSink(Sink):
             self._staged.payloads[place] = payload
         return result
 
-    def put_plans(
-        self, plans: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], size: tuple[int, int], time_ns: int
-    ) -> None:
+    def put_plans(self, plans: Uint8s, places: Int64s, size: tuple[int, int], time_ns: int) -> None:
         """Takes the only view of all images as plans, see ``_native.plan_images``; those without bytes are added later.
 
         Args:
@@ -215,7 +211,7 @@ class StagedSink(Sink):
         return left_over
 
 
-def read_extras(extras: tuple[Extra, ...], reader: Reader, ids: npt.NDArray[np.int64]) -> list[list[Any]]:
+def read_extras(extras: tuple[Extra, ...], reader: Reader, ids: Int64s) -> list[list[Any]]:
     """Returns the values of targets and further fields as they are read, N of each; errors in place of bad ones."""
     return [[_read(extra, reader, i) for i in ids.tolist()] for extra in extras]
 
@@ -232,7 +228,7 @@ def put_extras(
     values: list[list[Any]],
     view: SlotView,
     report: PartReport,
-    rows: npt.NDArray[np.int64],
+    rows: Int64s,
     draws: tuple[Draws, ...],
     errors: list[DecodeError | None],
 ) -> None:
