@@ -201,7 +201,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._given = tuple(name for name in _DEFAULTS if _is_given(name, given[name]))
         vars(self).update({name: given[name] for name in _DEFAULTS.keys() - _TORCHS})
         vars(self).update(skip=Skip.of(skip), seed=checked_seed(seed))
-        path = self._path_choice = choose_path(given, self._ranks)
+        ranks = None if rank is None or world_size is None else (rank, world_size)
+        path = self._path_choice = choose_path(given, ranks)
         self._target_device = None if self._to_device is None else self._to_device.target()
         settled = settle_workers(given, path, self._target_device)
         given["num_workers"], threads, self._workers_choice = settled
@@ -247,11 +248,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._serve_metrics()
 
     @property
-    def _ranks(self) -> tuple[int, int] | None:
-        """Rank and world size, if both are given."""
-        return None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
-
-    @property
     def _to_device(self) -> ToDevice | None:
         return self.device if isinstance(self.device, (ToDevice, type(None))) else ToDevice(self.device)
 
@@ -293,7 +289,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
 
     def _serve_metrics(self) -> None:
-        wanted = _metrics(self.metrics)
+        wanted = self.metrics if isinstance(self.metrics, Metrics) else Metrics(self.metrics)
         if wanted.port is not None and self._metrics_page is None:
             self._metrics_page = MetricsPage(self, DataLoader._stage_words, wanted.port, wanted.address)
 
@@ -677,8 +673,3 @@ _PASSED_ON = _DEFAULTS.keys() & {field.name for field in dataclasses.fields(Load
 def _is_given(name: str, value: Any) -> bool:
     """Returns True for a value other than the argument's default."""
     return type(value) is not type(_DEFAULTS[name]) or bool(value != _DEFAULTS[name])
-
-
-def _metrics(given: int | Metrics | None) -> Metrics:
-    """Returns the options of a loader's argument ``metrics``."""
-    return given if isinstance(given, Metrics) else Metrics(given)
