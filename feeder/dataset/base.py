@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
@@ -23,6 +22,7 @@ from feeder.dataset.stacking import check_stackable
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.tensors import as_samples
 from feeder.errors import ArgumentError, DecodeError
+from feeder.system.arrays import AnyArray, Int64s
 from feeder.system.text import count
 from feeder.system.warning import warn
 
@@ -120,9 +120,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_()) % (1 << 64)
         return self._drawn(seed, 0, np.arange(key_rows(self.recipe, self.extras) * len(ids)), ids)
 
-    def _drawn(
-        self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
-    ) -> list[tuple[Any, ...]]:
+    def _drawn(self, seed: int, epoch: int, keys: Int64s, ids: Int64s) -> list[tuple[Any, ...]]:
         if self._decoder is None:
             self._decoder = SampleDecoder(self.reader, self.recipe, self.extras)
         keys = keys.reshape(key_rows(self.recipe, self.extras), len(ids))
@@ -188,7 +186,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             )
         self._targets = value  # of a subclass that makes its own samples
 
-    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+    def column(self, name: str) -> AnyArray | list[Any]:
         """Returns one field of all samples without decoding images, to filter the samples or to split them into folds.
 
         Args:

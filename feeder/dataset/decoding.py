@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.extras import Extra
 from feeder.dataset.further_images import FurtherImage, by_image, further_recipes, images_in
@@ -19,6 +18,7 @@ from feeder.decoders.decoder import View
 from feeder.decoders.image_header import clipped_warning
 from feeder.decoders.registry import get_decoder
 from feeder.errors import DecodeError
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.warning import warn
 from feeder.transforms import Views
 
@@ -95,9 +95,7 @@ class SampleDecoder:
         self._decoder = get_decoder("auto", (*recipe.views, *further_recipes(images_in(extras))))
         self._has_warned = False
 
-    def decode(
-        self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
-    ) -> tuple[list[Any], npt.NDArray[Any], list[list[Any]]]:
+    def decode(self, seed: int, epoch: int, keys: Int64s, ids: Int64s) -> tuple[list[Any], AnyArray, list[list[Any]]]:
         """Reads, decodes and augments samples. Warns of the first clipped image, unless :func:`counted` counts them.
 
         Args:
@@ -127,8 +125,7 @@ class SampleDecoder:
                 for each, drawn in zip(recipe.views, keys, strict=False):
                     boxes = boxes_of(each, self._extras, given, encoded.sizes[one])
                     draws = each.draw(seed, epoch, drawn[one], encoded.sizes[one], boxes)
-                    out = np.empty((1, *each.leading_shape, *draws.output_size[0].tolist()), each.storage_dtype)
-                    views.append(View(each, draws, out))
+                    views.append(_view(each, draws))
                 problem = self._decode(i, encoded.buffers[one], encoded.orientations[one], views)
                 made = [view.out[0] for view in views]
                 images.append(made if isinstance(recipe, Views) else made[0])
@@ -152,8 +149,8 @@ class SampleDecoder:
         image: FurtherImage,
         data: bytes,
         first: Sequence[Draws],
-        keys: npt.NDArray[np.int64],
-        size: npt.NDArray[np.int32],
+        keys: Int64s,
+        size: Int32s,
     ) -> Any:
         """Decodes a further image of one sample to a tensor [C, H, W], or a list of views; see
         :class:`FurtherImage`."""
@@ -164,10 +161,7 @@ class SampleDecoder:
         if problem is not None:
             raise problem
         recipes = image.recipe.at(None, first[0].epoch).views
-        views = []
-        for recipe, draws in zip(recipes, image.draw(recipes, first, list(keys), encoded.sizes), strict=True):
-            out = np.empty((1, *recipe.leading_shape, *draws.output_size[0].tolist()), recipe.storage_dtype)
-            views.append(View(recipe, draws, out))
+        views = [*map(_view, recipes, image.draw(recipes, first, list(keys), encoded.sizes))]
         problem = self._decode(i, encoded.buffers, encoded.orientations, views)
         if problem is not None:
             raise image.named(problem)
@@ -177,7 +171,7 @@ class SampleDecoder:
         self,
         i: int,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         views: Sequence[View],
     ) -> DecodeError | None:
         """Decodes an image of sample ``i``, and counts it if it was clipped or slow; or warns."""
@@ -191,6 +185,13 @@ class SampleDecoder:
             key = self._reader.field(i, "key")
             warn(f"sample {key!r}: {clipped_warning(1)}; later ones are not named")
         return result.errors[0]
+
+
+def _view(recipe: Recipe, draws: Draws) -> View:
+    """Returns a view of one image, with memory of its own."""
+    return View(
+        recipe, draws, np.empty((1, *recipe.leading_shape, *draws.output_size[0].tolist()), recipe.storage_dtype)
+    )
 
 
 def _read(extra: Extra, reader: Reader, i: int) -> Any:

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError, DecodeError
 from feeder.fields.field import Field, MissingValueError
 from feeder.shard.format.index_file import NUMBER_FIELDS
+from feeder.system.arrays import AnyArray
 
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
@@ -49,7 +49,7 @@ class Column(NamedTuple):
         assert size is not None
         return self._replace(shape=size)
 
-    def put(self, value: Any, array: npt.NDArray[Any], row: int) -> None:
+    def put(self, value: Any, array: AnyArray, row: int) -> None:
         """Writes a sample's value into its row of the slot's array."""
         if self.fill is None:
             array[row] = value
@@ -224,7 +224,7 @@ class MemberField(Extra):
     def sample(self, value: Any) -> Any:
         return self.kind.sample(value)
 
-    def column(self, reader: Reader) -> npt.NDArray[Any] | list[Any]:
+    def column(self, reader: Reader) -> AnyArray | list[Any]:
         """Returns the field of all N samples: an array [N, *shape] for a kind of one column, else a list.
 
         Raises:
@@ -265,7 +265,7 @@ def arranged(extras: Sequence[Extra], entries: Any, *, is_batch: bool = False) -
 
 
 def sample_entries(
-    extras: Sequence[Extra], further: Sequence[npt.NDArray[Any]], lists: Sequence[Sequence[Any]]
+    extras: Sequence[Extra], further: Sequence[AnyArray], lists: Sequence[Sequence[Any]]
 ) -> list[list[Any]]:
     """Returns the entries of N samples, as ``dataset[i]`` has them, for each extra.
 

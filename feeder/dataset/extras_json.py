@@ -21,7 +21,7 @@ from feeder.transforms import Recipe, Views
 from feeder.transforms.recipe_json import FunctionOf, NameOf, recipe_from_json, recipe_to_json
 from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask, Target
 
-__all__ = ["extras_from_json", "extras_to_json"]
+__all__ = ["extras_from_json", "extras_to_json", "is_json"]
 
 _KINDS: dict[str, type[Field]] = {
     kind.__name__: kind
@@ -144,7 +144,7 @@ def _kind_to_json(kind: Any, name_of: NameOf) -> Any:
         found["fill"] = {_BASE64: base64.b64encode(found["fill"]).decode()}
     if isinstance(kind, fields.Tokens):
         found |= {"file": str(kind.file), "digest": kind.digest}
-    elif not _is_json(found):
+    elif not is_json(found, (list, tuple)):  # shapes are tuples
         raise ArgumentError(f"{name}(fill={kind.fill!r}) is a value that JSON can't hold")
     return {name: found}
 
@@ -178,10 +178,10 @@ def _one(value: Any, known: Mapping[str, type[Any]]) -> tuple[Any, dict[str, Any
     return known[name], dict(arguments)
 
 
-def _is_json(value: Any) -> bool:
-    """Returns whether a value comes out of JSON as it went in; a tuple counts as a list, which shapes are."""
-    if isinstance(value, dict):
-        return all(type(key) is str and _is_json(each) for key, each in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_json, value))
+def is_json(value: Any, lists: tuple[type, ...] = (list,)) -> bool:
+    """Returns whether a value comes out of JSON as it went in; ``lists`` are the types that count as a list."""
+    if type(value) is dict:
+        return all(type(key) is str and is_json(each, lists) for key, each in value.items())
+    if type(value) in lists:
+        return all(is_json(each, lists) for each in value)
     return value is None or type(value) in (bool, int, float, str)

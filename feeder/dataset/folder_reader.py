@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS, ReadSamples, Wanted, label_dtype
+from feeder.dataset.reader import ReadSamples, Wanted, label_dtype, parsed
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, SourceError
+from feeder.shard.cache.waits import waits
 from feeder.shard.format.index_file import INDEX_NAME, NUMBER_FIELDS
 from feeder.shard.source.class_folders import (
     are_downloads,
@@ -36,10 +36,11 @@ from feeder.shard.source.image_file import (
     read_image,
 )
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
-__all__ = ["MACHINE_ERRORS", "FolderListing", "FolderReader"]
+__all__ = ["MACHINE_ERRORS", "FolderReader"]
 
 _HEARTBEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
@@ -47,20 +48,6 @@ _MEASURING_THREADS = 32  # disks and file servers answer many reads at a time
 _MEASURED_AT_ONCE = 64
 _LISTED_AT_ONCE = 1 << 13
 MACHINE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
-
-
-class FolderListing(NamedTuple):
-    """The samples of a folder, as :meth:`FolderReader.scan` finds them.
-
-    Attributes:
-        path_data, path_start, labels, classes, members: See :class:`FolderReader`; the labels are those of the folders.
-    """
-
-    path_data: npt.NDArray[np.uint8]
-    path_start: npt.NDArray[np.uint64]
-    labels: npt.NDArray[Any]
-    classes: list[str] | None
-    members: tuple[str, ...]
 
 
 class FolderReader:
@@ -81,15 +68,15 @@ class FolderReader:
 
     # Upright (height, width) and orientation to apply of each image, once they are measured; height 0: not yet.
     # uint16, or int32 once a side needs it.
-    _sizes: npt.NDArray[Any] | None = None
-    _turns: npt.NDArray[np.uint8] | None = None
+    _sizes: AnyArray | None = None
+    _turns: Uint8s | None = None
 
     def __init__(
         self,
         root: str,
-        path_data: npt.NDArray[np.uint8],
+        path_data: Uint8s,
         path_start: npt.NDArray[np.uint64],
-        labels: npt.NDArray[Any],
+        labels: AnyArray,
         *,
         exif: bool = True,
         classes: list[str] | None = None,
@@ -98,24 +85,19 @@ class FolderReader:
         self.root = root
         self._members = members
         self.exif = exif
-        self._path_data = path_data
-        self._path_start = path_start
+        self.path_data = path_data
+        self.path_start = path_start
         self.relabel(labels, classes)
-
-    @property
-    def listing(self) -> FolderListing:
-        """Its samples."""
-        return FolderListing(self._path_data, self._path_start, self._labels, self.classes, self._members)
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def path(self, i: int) -> str:
         """Path relative to the root; undecodable bytes as surrogates."""
-        start, end = self._path_start[i : i + 2].tolist()
-        return os.fsdecode(self._path_data[start:end].tobytes())
+        start, end = self.path_start[i : i + 2].tolist()
+        return os.fsdecode(self.path_data[start:end].tobytes())
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
+    def read(self, ids: Int64s, wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. Size and orientation come from each file's header; one that has changed since the
         image was measured is an error."""
         count = len(ids)
@@ -139,13 +121,13 @@ class FolderReader:
                 buffers[row] = memoryview(b"")
         return ReadSamples(buffers, self._labels[ids], orientations, sizes, errors)
 
-    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
+    def stored(self, ids: Int64s) -> tuple[Uint8s, Int32s] | None:
         """See :meth:`Reader.stored`."""
         if self._sizes is None or self._turns is None or not self._sizes[ids].all():
             return None
         return self._turns[ids], self._sizes[ids].astype(np.int32)
 
-    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+    def measure(self, ids: Int64s | None = None) -> None:
         """See :meth:`Reader.measure`. Reads the headers of several files at a time, each once.
 
         A file that can't be read or is no image counts as 1x1; reading the sample says what is wrong with it.
@@ -167,7 +149,7 @@ class FolderReader:
                         self._sizes = self._sizes.astype(np.int32)
                     self._sizes[part], self._turns[part] = sizes, turns
 
-    def _measured(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    def _measured(self, ids: Int64s) -> tuple[Int32s, Uint8s]:
         """Returns the upright sizes, int32 [N, 2], and the orientations, uint8 [N], of images, by their headers."""
         sizes, turns = np.ones((len(ids), 2), np.int32), np.ones(len(ids), np.uint8)
         for row, i in enumerate(ids.tolist()):
@@ -192,7 +174,7 @@ class FolderReader:
         """See :meth:`Reader.orientation`. It comes from the file's header."""
         return self._image(i)[1].orientation if self.exif else 1
 
-    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+    def peek(self, ids: Int64s) -> Peek:
         """See :meth:`Reader.peek`."""
         encoded = self.read(ids)
         lengths = np.array([len(buffer) for buffer in encoded.buffers], np.int64)
@@ -208,12 +190,10 @@ class FolderReader:
         if name in NUMBER_FIELDS:
             return int(self._numbers(name, np.array([i]))[0])
         data = self.member(i, name)
-        if name != "json" or data is None:
-            return data
         try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
+            return None if data is None else parsed(name, data)
+        except DecodeError as error:
+            raise self.at(error, i) from None
 
     def member(self, i: int, name: str) -> bytes | None:
         """See :meth:`Reader.member`; the file beside the image."""
@@ -232,11 +212,6 @@ class FolderReader:
             raise self.at(DecodeError(f"{path} can't be read: {error.strerror}"), i) from None
 
     @property
-    def is_remote(self) -> bool:
-        """See :class:`Reader`."""
-        return False
-
-    @property
     def place(self) -> str:
         """The folder."""
         return self.root
@@ -245,12 +220,12 @@ class FolderReader:
         """See :meth:`Reader.field_names`."""
         return sorted({"key", "path", *NUMBER_FIELDS, *self._members} - {"row"})
 
-    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+    def column(self, name: str) -> AnyArray | list[Any]:
         """See :meth:`Reader.column`. Sizes and orientations are read from each file."""
         ids = np.arange(len(self))
         return self._numbers(name, ids) if name in NUMBER_FIELDS else [self.field(i, name) for i in ids.tolist()]
 
-    def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _numbers(self, name: str, ids: Int64s) -> Int64s:
         """One of the fields that are integers, int64 [N].
 
         Raises:
@@ -261,11 +236,7 @@ class FolderReader:
         values = np.empty(len(ids), np.int64)
         for row, i in enumerate(ids.tolist()):
             info = self._image(i)[1]
-            if name == "orientation":
-                values[row] = info.orientation
-                continue
-            swapped = self.exif and info.orientation in SWAPPING_ORIENTATIONS
-            values[row] = info.width_px if (name == "width") != swapped else info.height_px
+            values[row] = info.orientation if name == "orientation" else self._upright(info)[0][name == "width"]
         return values
 
     def _image(self, i: int) -> tuple[bytes, ImageInfo]:
@@ -294,11 +265,11 @@ class FolderReader:
     def fingerprint(self) -> str:
         """Hash of the relative paths and labels."""
         digest = hashlib.blake2b(digest_size=16)
-        for column in (self._path_start, self._path_data, self._labels):
+        for column in (self.path_start, self.path_data, self._labels):
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
 
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> AnyArray:
         """See :meth:`Reader.labels`."""
         return self._labels
 
@@ -307,13 +278,13 @@ class FolderReader:
         """The largest label; -1 without any."""
         return int(self._labels.max(initial=-1))
 
-    def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
+    def relabel(self, labels: AnyArray, classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
         self._labels = labels
         self.label_dtype = label_dtype(labels)
         self.classes = classes
 
-    def shard_sizes(self) -> npt.NDArray[np.int64]:
+    def shard_sizes(self) -> Int64s:
         """See :meth:`Reader.shard_sizes`."""
         return np.zeros(0, np.int64)
 
@@ -324,7 +295,6 @@ class FolderReader:
         *,
         exif: bool = True,
         targets: tuple[str, ...] = (),
-        heartbeat: Callable[[], object] = lambda: None,
     ) -> FolderReader:
         """Lists a folder of class folders by torchvision's ImageFolder rule.
 
@@ -337,7 +307,6 @@ class FolderReader:
             root: The folder.
             exif: Whether to apply EXIF orientation.
             targets: Names of members, such as "seg.png", whose files are no samples.
-            heartbeat: Called now and then, as a sign of life.
 
         Raises:
             SourceError: if there is no class folder, or one without an image, or one that can't be listed.
@@ -361,7 +330,7 @@ class FolderReader:
             warn(downloads_note(root, classes))
 
         for label, name in enumerate(classes):
-            for folder, (files, fields) in _listed(root, name, targets, leave_out, heartbeat, is_labelled):
+            for folder, (files, fields) in _listed(root, name, targets, leave_out, is_labelled):
                 members |= fields
                 for file, field in likely_members(files).items():
                     likely.setdefault(field, []).append(os.path.join(folder, file))
@@ -385,7 +354,6 @@ def _listed(
     name: str,
     targets: tuple[str, ...],
     leave_out: Callable[[str, str], None],
-    heartbeat: Callable[[], object],
     is_labelled: bool,
 ) -> list[tuple[str, tuple[list[str], set[str]]]]:
     """Returns the folders of a class, sorted, each with its images and the fields of its other files.
@@ -393,7 +361,7 @@ def _listed(
     Raises:
         SourceError: if a class that labels its images has none.
     """
-    found = _files(root, name, targets, leave_out, heartbeat)
+    found = _files(root, name, targets, leave_out)
     if is_labelled and not any(files for files, _ in found.values()):
         raise SourceError(
             f"{os.path.join(root, name)}: found no image in this class folder: remove the folder, or add images"
@@ -435,7 +403,6 @@ def _files(
     name: str,
     targets: tuple[str, ...],
     leave_out: Callable[[str, str], object],
-    heartbeat: Callable[[], object],
 ) -> dict[str, tuple[list[str], set[str]]]:
     """Returns the images below a class folder, sorted, and the names of their members, by folder relative to the root.
 
@@ -452,7 +419,7 @@ def _files(
         with scan_folder(os.path.join(root, relative)) as entries:
             for k, entry in enumerate(entries):
                 if k % _HEARTBEAT_ENTRIES == 0:
-                    heartbeat()
+                    waits.heartbeat()
                 is_image = looks_like_image(entry.name)
                 # A link named like an image counts as one; if its target can't be read, reading the sample says so.
                 is_below = is_folder(entry, skip_unreadable=is_image)
@@ -468,7 +435,7 @@ def _files(
 
         for k, file in enumerate(sorted([*files, *(name for name in others if name not in members)])):
             if k % _HEARTBEAT_ENTRIES == 0:
-                heartbeat()
+                waits.heartbeat()
             path = os.path.join(relative, file)
             if file.endswith(endings):
                 continue

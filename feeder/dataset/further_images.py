@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.extras import Extra
 from feeder.dataset.reader import ReadSamples
 from feeder.decoders.image_header import image_info
 from feeder.errors import ArgumentError, DecodeError
+from feeder.system.arrays import Int32s, Int64s
 from feeder.transforms.choice import Branches
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.targets import Image, check_targets
@@ -68,7 +68,7 @@ class FurtherImage(Extra):
             raise self._error("the sample has no such member")
         return data
 
-    def encoded(self, given: Sequence[bytes | DecodeError], sizes: npt.NDArray[np.int32]) -> ReadSamples:
+    def encoded(self, given: Sequence[bytes | DecodeError], sizes: Int32s) -> ReadSamples:
         """Returns the images as a decoder takes them.
 
         Args:
@@ -97,8 +97,8 @@ class FurtherImage(Extra):
         self,
         recipes: Sequence[Recipe],
         first: Sequence[Draws],
-        keys: Sequence[npt.NDArray[np.int64]],
-        sizes: npt.NDArray[np.int32],
+        keys: Sequence[Int64s],
+        sizes: Int32s,
     ) -> tuple[Draws, ...]:
         """Returns the draws of N images for each view.
 

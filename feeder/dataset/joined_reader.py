@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.reader import Reader, ReadSamples, Wanted
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import ArgumentError, DecodeError
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 
 __all__ = ["JoinedReader"]
 
@@ -47,21 +47,16 @@ class JoinedReader:
         """See :class:`Reader`."""
         return self.readers[0].place + (f" and {len(self.readers) - 1} more" if len(self.readers) > 1 else "")
 
-    @property
-    def is_remote(self) -> bool:
-        """See :class:`Reader`; True if that holds for one of the readers."""
-        return any(reader.is_remote for reader in self.readers)
-
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
+    def read(self, ids: Int64s, wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. ``wanted`` is called once for all samples, whose crops are drawn together. Readers
         that get sizes from the files only are therefore read before it."""
-        groups = self._groups(ids)
+        groups = self.groups(ids)
         found: list[ReadSamples | None] = [None] * len(groups)
         orientations, sizes = np.ones(len(ids), np.uint8), np.ones((len(ids), 2), np.int32)
-        rows_wanted: npt.NDArray[np.int32] | None = None
+        rows_wanted: Int32s | None = None
         if wanted is not None:
             for k, (number, rows, own) in enumerate(groups):
                 known = self.readers[number].stored(own)
@@ -84,23 +79,23 @@ class JoinedReader:
         whole = not (first_rows >= 0).any()
         return ReadSamples(buffers, labels, orientations, sizes, errors, None if whole else first_rows)
 
-    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
+    def stored(self, ids: Int64s) -> tuple[Uint8s, Int32s] | None:
         """See :meth:`Reader.stored`."""
         orientations, sizes = np.ones(len(ids), np.uint8), np.ones((len(ids), 2), np.int32)
-        for number, rows, own in self._groups(ids):
+        for number, rows, own in self.groups(ids):
             known = self.readers[number].stored(own)
             if known is None:
                 return None
             orientations[rows], sizes[rows] = known
         return orientations, sizes
 
-    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+    def measure(self, ids: Int64s | None = None) -> None:
         """See :meth:`Reader.measure`."""
         if ids is None:
             for reader in self.readers:
                 reader.measure()
             return
-        for number, _, own in self._groups(ids):
+        for number, _, own in self.groups(ids):
             self.readers[number].measure(own)
 
     def orientation(self, i: int) -> int:
@@ -108,10 +103,10 @@ class JoinedReader:
         reader, own = self._one(i)
         return reader.orientation(own)
 
-    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+    def peek(self, ids: Int64s) -> Peek:
         """See :meth:`Reader.peek`."""
         peek = Peek(np.zeros(len(ids), np.int64), np.zeros((len(ids), 2), np.int64), np.zeros(len(ids), np.bool_))
-        for number, rows, own in self._groups(ids):
+        for number, rows, own in self.groups(ids):
             for column, values in zip(peek, self.readers[number].peek(own), strict=True):
                 column[rows] = values
         return peek
@@ -132,7 +127,7 @@ class JoinedReader:
         """See :meth:`Reader.field_names`; the names that all readers share."""
         return sorted(set.intersection(*(set(reader.field_names()) for reader in self.readers)))
 
-    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+    def column(self, name: str) -> AnyArray | list[Any]:
         """See :meth:`Reader.column`."""
         if name == "index" and self.own_index:
             return np.arange(len(self))
@@ -153,11 +148,11 @@ class JoinedReader:
             digest.update(f"{reader.fingerprint()} {len(reader)};".encode())
         return digest.hexdigest()
 
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> AnyArray:
         """See :meth:`Reader.labels`."""
         return np.concatenate([reader.labels() for reader in self.readers])
 
-    def shard_sizes(self) -> npt.NDArray[np.int64]:
+    def shard_sizes(self) -> Int64s:
         """See :meth:`Reader.shard_sizes`; empty if one of the readers has no shards."""
         sizes = [reader.shard_sizes() for reader in self.readers]
         return np.concatenate(sizes) if all(map(len, sizes)) else np.zeros(0, np.int64)
@@ -166,8 +161,8 @@ class JoinedReader:
         number = int(np.searchsorted(self.starts, i, side="right")) - 1
         return self.readers[number], i - int(self.starts[number])
 
-    def _groups(self, ids: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Groups samples by reader: (number of the reader, rows of the samples, their ids in that reader)."""
+    def groups(self, ids: Int64s) -> list[tuple[int, Int64s, Int64s]]:
+        """Groups samples by reader: returns the number of each reader, the rows of the samples, and their ids there."""
         numbers = np.searchsorted(self.starts, ids, side="right") - 1
         groups = []
         for number in np.unique(numbers).tolist():
@@ -176,5 +171,5 @@ class JoinedReader:
         return groups
 
 
-def _given(rows_wanted: npt.NDArray[np.int32] | None, rows: npt.NDArray[np.int64]) -> Wanted | None:
+def _given(rows_wanted: Int32s | None, rows: Int64s) -> Wanted | None:
     return None if rows_wanted is None else lambda orientations, sizes: rows_wanted[rows]

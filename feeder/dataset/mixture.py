@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -43,14 +43,6 @@ class SourceNumber(Extra):
         return (Column((), "int64"),)
 
 
-class _Loader(Protocol):
-    """A loader of a mixture, which may refuse a change of weights, and takes it up."""
-
-    def check_reweighted(self, at_sample: int) -> None: ...
-
-    def reweight(self) -> None: ...
-
-
 class Mixture(FeederDataset):
     """Several datasets, mixed by weight in every batch of :class:`feeder.DataLoader`.
 
@@ -75,7 +67,7 @@ class Mixture(FeederDataset):
     Attributes:
         names: Names of the sources, sorted.
         shares: The samples that an epoch takes of each.
-        loaders: The loaders of this process that it was given to.
+        loaders: The paths of the loaders of this process that it was given to, which may refuse a change of weights.
 
     Raises:
         ArgumentError: for sources that differ, naming them, or arguments that do not go together.
@@ -103,7 +95,7 @@ class Mixture(FeederDataset):
         self.shares = Shares.of({name: len(each) for name, each in found.items()}, weights, repeats, stop, samples)
         self.names = self.shares.names
         self.batching = batching
-        self.loaders: weakref.WeakSet[_Loader] = weakref.WeakSet()
+        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
         parts = [*found.values()]
         if labels == "merge":
             parts = _merged(parts)
@@ -179,9 +171,6 @@ class Mixture(FeederDataset):
     def __getitem__(self, i: Any) -> NoReturn:
         raise TypeError("a Mixture's samples are known by epoch and position: give it to feeder.DataLoader")
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
-        return [self[i] for i in indices]
-
     def set_weights(self, weights: Mapping[str, float], *, at_sample: int) -> None:
         """Changes the weights from a sample of the run on, in all loaders of it; call it on all ranks alike.
 
@@ -197,7 +186,7 @@ class Mixture(FeederDataset):
             loader.check_reweighted(at_sample)
         self.take(shares)
 
-    def take(self, shares: Shares, by: _Loader | None = None) -> None:
+    def take(self, shares: Shares, by: object = None) -> None:
         """Has all loaders but one go on by the shares that it has."""
         self.shares = dataclasses.replace(shares, batch=None)
         for loader in list(self.loaders):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import ArgumentError, DecodeError
 from feeder.order.shard_sizes import ShardSizes
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 
 __all__ = [
     "REFUSED_FIELDS",
@@ -22,6 +23,7 @@ __all__ = [
     "check_fields",
     "label_dtype",
     "member_and_key",
+    "parsed",
 ]
 
 REFUSED_FIELDS = frozenset({"pickle", "pkl", "pt", "pth", "pyd"})
@@ -29,7 +31,7 @@ SWAPPING_ORIENTATIONS = (5, 6, 7, 8)  # EXIF's that swap width and height
 
 # A function of orientations, uint8 [N], and upright sizes, int32 [N, 2], (height, width). It returns the range of rows
 # wanted of each image, int32 [N, 2], (first, end), in pixels as stored.
-Wanted = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.int32]], npt.NDArray[np.int32]]
+Wanted = Callable[[Uint8s, Int32s], Int32s]
 
 
 @dataclass
@@ -48,11 +50,11 @@ class ReadSamples:
     """
 
     buffers: list[memoryview]
-    labels: npt.NDArray[Any]
-    orientations: npt.NDArray[np.uint8]
-    sizes: npt.NDArray[np.int32]
+    labels: AnyArray
+    orientations: Uint8s
+    sizes: Int32s
     errors: list[DecodeError | None]
-    first_rows: npt.NDArray[np.int32] | None = None
+    first_rows: Int32s | None = None
 
     def take(self, rows: list[int]) -> ReadSamples:
         """Returns some of the samples."""
@@ -68,7 +70,6 @@ class Reader(Protocol):
         classes: Class names by label; None if they are not known.
         label_dtype: The dtype of one label: int64, float32, or a subarray of K float32.
         place: Path of the index or folder.
-        is_remote: True if samples come from an object store, by way of a cache.
     """
 
     classes: list[str] | None
@@ -77,12 +78,9 @@ class Reader(Protocol):
     @property
     def place(self) -> str: ...
 
-    @property
-    def is_remote(self) -> bool: ...
-
     def __len__(self) -> int: ...
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
+    def read(self, ids: Int64s, wanted: Wanted | None = None) -> ReadSamples:
         """Reads the encoded images of N samples.
 
         Args:
@@ -91,11 +89,11 @@ class Reader(Protocol):
                 before it reads, and reads no other rows. None: all rows.
         """
 
-    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
+    def stored(self, ids: Int64s) -> tuple[Uint8s, Int32s] | None:
         """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], as in :class:`ReadSamples`; None if they
         are known only from the samples' files."""
 
-    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+    def measure(self, ids: Int64s | None = None) -> None:
         """Has :meth:`stored` know N samples, from the headers of their files where nothing else has their sizes.
 
         Args:
@@ -105,7 +103,7 @@ class Reader(Protocol):
     def orientation(self, i: int) -> int:
         """EXIF orientation to apply to a sample's image, 1-8."""
 
-    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+    def peek(self, ids: Int64s) -> Peek:
         """Sizes of N samples; those that can't be read count as empty."""
 
     def field(self, i: int, name: str) -> Any:
@@ -118,7 +116,7 @@ class Reader(Protocol):
     def field_names(self) -> list[str]:
         """Names of the known fields, sorted."""
 
-    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+    def column(self, name: str) -> AnyArray | list[Any]:
         """One field of all samples: int64 [samples] for numbers, else a list."""
 
     def at(self, error: DecodeError, i: int) -> DecodeError:
@@ -127,16 +125,28 @@ class Reader(Protocol):
     def fingerprint(self) -> str:
         """Short hash of the samples and their order."""
 
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> AnyArray:
         """Labels of all samples: int64 [samples], or float32 [samples] or [samples, K]."""
 
     def shard_sizes(self) -> ShardSizes:
         """Number of samples in each shard, in stored order; empty without shards."""
 
 
-def label_dtype(labels: npt.NDArray[Any]) -> np.dtype[Any]:
+def label_dtype(labels: AnyArray) -> np.dtype[Any]:
     """Returns the dtype of one label of ``labels``, int64 or float32 [N] or [N, K]; a subarray for rows of K."""
     return labels.dtype if labels.ndim == 1 else np.dtype((labels.dtype, labels.shape[1:]))
+
+
+def parsed(name: str, data: bytes) -> Any:
+    """Returns a member's bytes, or its parsed value if it is the member "json".
+
+    Raises:
+        DecodeError: if that is no JSON.
+    """
+    try:
+        return json.loads(data) if name == "json" else data
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"field 'json' is not JSON: {error}") from None
 
 
 def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
@@ -166,19 +176,3 @@ def member_and_key(name: str) -> tuple[str, str | None]:
     """
     member, _, key = name.partition(":")
     return (member, key) if key and f".{member}".endswith(".json") else (name, None)
-
-
-class RemoteReader(Reader, Protocol):
-    """A reader for which ``is_remote`` is True.
-
-    Attributes:
-        store_bytes: Bytes of cache that hold all of the set: its shards with their indexes and its header, and once
-            more the largest shard, for what is on its way.
-        cache_bytes: Most that the cache may hold.
-    """
-
-    @property
-    def store_bytes(self) -> int: ...
-
-    @property
-    def cache_bytes(self) -> int: ...

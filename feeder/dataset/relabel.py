@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.labels import LabelColumn, check_classes, label_text, name_numbers, target_number
+from feeder.system.arrays import AnyArray
 from feeder.system.text import count
 
 __all__ = [
@@ -161,13 +162,10 @@ def _difference(reader: ShardReader | FolderReader, first: ShardReader | FolderR
     if own is None or others is None:
         unknown, known = (reader, first) if own is None else (first, reader)
         return f"the class names of {known.place} are known, those of {unknown.place} are not"
-    for label, (a, b) in enumerate(zip(others, own, strict=False)):
-        if a != b:
-            return f"class {label} is {a!r} in {first.place} and {b!r} in {reader.place}"
-    longer, names, shorter = (first, others, reader) if len(others) > len(own) else (reader, own, first)
-    label = min(len(others), len(own))
-    has = f"{shorter.place} has {count(label, 'class', 'classes')} only"
-    return f"class {label} is {names[label]!r} in {longer.place}, and {has}"
+    pairs = enumerate(itertools.zip_longest(others, own))
+    label, names = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
+    a, b = ("missing" if name is None else repr(name) for name in names)
+    return f"class {label} is {a} in {first.place} and {b} in {reader.place}"
 
 
 def transform_labels(readers: Sequence[ShardReader | FolderReader], change: TargetTransform) -> None:
@@ -184,7 +182,7 @@ def transform_labels(readers: Sequence[ShardReader | FolderReader], change: Targ
         reader.relabel(own, reader.classes)
 
 
-def _transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArray[Any]:
+def _transformed(labels: AnyArray, change: TargetTransform) -> AnyArray:
     """Applies a function or mapping to labels, once for each label that occurs; -1 stays -1.
 
     Args:
@@ -197,7 +195,7 @@ def _transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArr
     distinct, places = np.unique(labels, axis=0, return_inverse=True)
     is_class = labels.dtype.kind == "i"
 
-    results: list[npt.NDArray[Any] | None] = []
+    results: list[AnyArray | None] = []
 
     for value in distinct:
         key: Any = value.tolist() if value.ndim == 0 else tuple(value.tolist())
@@ -221,9 +219,9 @@ def _transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArr
         shapes = sorted({str(list(result.shape)) for result in found})
         raise ArgumentError(f"target_transform must give equal shapes for all labels, got {' and '.join(shapes)}")
     stays_class = found[0].ndim == 0 and all(result.dtype.kind in "biu" for result in found)
-    gap = np.full(found[0].shape, -1 if stays_class else np.nan)
-    table = np.stack([gap if result is None else result for result in results])
-    if not stays_class:
-        return table.astype(np.float32)[places.reshape(-1)]
-    table = np.array([-1 if result is None else int(result) for result in results], np.int64)
+    if stays_class:
+        table = np.array([-1 if result is None else int(result) for result in results], np.int64)
+    else:
+        gap = np.full(found[0].shape, np.nan)
+        table = np.stack([gap if result is None else result for result in results]).astype(np.float32)
     return table[places.reshape(-1)]

@@ -1,23 +1,19 @@
-"""The fields of samples in shards, and the headers of images among them."""
+"""The fields of samples in shards."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS
-from feeder.decoders.image_header import ImageInfo, image_info
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, parsed
 from feeder.errors import DecodeError
 from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.shard.format.set_index import SetIndex
+from feeder.system.arrays import AnyArray, Int64s
 
-__all__ = ["HEADER_BYTES", "ShardFields"]
+__all__ = ["ShardFields"]
 
-HEADER_BYTES = 1 << 14  # of an image that are read first
 _AT_ONCE = 1000  # members that a store is asked for together
 
 
@@ -36,7 +32,7 @@ class ShardFields:
         """Reads ``length`` bytes at ``offset`` of the shard of sample ``i``, whose number may be given if it is known.
 
         Raises:
-            DecodeError: if they can't be read; its ``__cause__`` is the disk's error, if there was one.
+            DecodeError: if they can't be read.
         """
         raise NotImplementedError
 
@@ -45,7 +41,7 @@ class ShardFields:
         shard, offset, _ = self.index.place(i)
         return error.at(key=self.index.key(i), shard=self.index.shard_name(shard), offset_bytes=offset)
 
-    def bring(self, ids: npt.NDArray[np.int64], offsets: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+    def bring(self, ids: Int64s, offsets: AnyArray, lengths: AnyArray) -> None:
         """Has bytes at hand that :meth:`read_bytes` will read, all in one go; N samples, offsets and lengths."""
 
     def field_names(self) -> list[str]:
@@ -74,7 +70,7 @@ class ShardFields:
         shard, offset, length = place
         return self.read_bytes(i, offset, length, shard)
 
-    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+    def column(self, name: str) -> AnyArray | list[Any]:
         """See :meth:`Reader.column`. Members are read in stored order."""
         index, count = self.index, len(self.index)
         if name in ("key", "path"):
@@ -94,27 +90,7 @@ class ShardFields:
                 values[i] = self._value(name, i, *place)
         return values
 
-    def header(self, i: int, offset: int, length: int) -> ImageInfo:
-        """Reads the header of an image in the shard of sample ``i``. Reads only the start of a JPEG, else all bytes.
-
-        Args:
-            i: The sample.
-            offset: Start of the image in the shard, bytes.
-            length: Size of the image, bytes.
-
-        Raises:
-            DecodeError: if its bytes can't be read; its ``__cause__`` is the disk's error, if there was one.
-            ValueError: if it is not an image.
-        """
-        data = self.read_bytes(i, offset, min(length, HEADER_BYTES))
-        if length > len(data):
-            if data.startswith(b"\xff\xd8"):
-                with contextlib.suppress(ValueError):  # its metadata may be longer than what was read
-                    return image_info(data)
-            data = self.read_bytes(i, offset, length)
-        return image_info(data)
-
-    def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _numbers(self, name: str, ids: Int64s) -> Int64s:
         """One of :data:`NUMBER_FIELDS`, int64 [N]."""
         index = self.index
         if name == "index":
@@ -133,9 +109,7 @@ class ShardFields:
     def _value(self, name: str, i: int, shard: int, offset: int, length: int) -> Any:
         """Returns a member's bytes, or its parsed value if it is JSON."""
         data = self.read_bytes(i, offset, length, shard)
-        if name != "json":
-            return data
         try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
+            return parsed(name, data)
+        except DecodeError as error:
+            raise self.at(error, i) from None

@@ -17,7 +17,6 @@ Note [Shards that change]
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 import time
@@ -25,7 +24,6 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.open_files import OpenFile, OpenFiles, read_into
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, ReadSamples, Wanted, label_dtype
@@ -35,9 +33,10 @@ from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, FormatError
 from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_index import RecordRows, SetIndex
+from feeder.shard.format.set_index import RecordRows
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
-from feeder.shard.store.mirror import Mirror, check_same
+from feeder.shard.store.mirror import Mirror
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.files import open_regular
 
 if TYPE_CHECKING:
@@ -59,14 +58,7 @@ class ShardReader(ShardFields):
         classes: Class names by label, if known.
         version: Number of the version of the set, from 1; None for the newest.
         mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
-        is_of_field: True for the index of another image field, which is local, also of a remote set.
-
-    Attributes:
-        field_of: (index, version, image field) of the set that the index of another image field was made from; else
-            None.
     """
-
-    field_of: tuple[str, int | None, str] | None = None
 
     def __init__(
         self,
@@ -76,9 +68,8 @@ class ShardReader(ShardFields):
         classes: list[str] | None = None,
         version: int | None = None,
         mirror: Mirror | None = None,
-        is_of_field: bool = False,
     ) -> None:
-        self.index = open_index(index, version, None if is_of_field else mirror)
+        self.index = open_index(index, version, mirror)
         if self.index.codebooks:
             with contextlib.suppress(ImportError):  # an image that needs the kernels says so
                 add_codebooks(self.index.codebooks)
@@ -86,19 +77,19 @@ class ShardReader(ShardFields):
         self.mirror = mirror
         self.classes = classes
         self.label_dtype = self.index.label_dtype
-        self._labels: npt.NDArray[Any] | None = None  # those that the samples were given in place of their own
+        self._labels: AnyArray | None = None  # those that the samples were given in place of their own
         self.made_ns = time.time_ns()
         self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
 
     def __reduce__(self) -> tuple[Any, ...]:
         index = self.index
         own = (index.path, self.exif, self.classes, index.identity, self.made_ns, self._labels)
-        return _shard_reader, (*own, index.version, self.mirror, index.image_of is not None, self.field_of)
+        return _shard_reader, (*own, index.version, self.mirror)
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
+    def read(self, ids: Int64s, wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. Reads in stored order, so that neighbours come from one place on the disk."""
         index, count = self.index, len(ids)
         rows = index.rows(ids)
@@ -159,7 +150,7 @@ class ShardReader(ShardFields):
         labels = rows.labels if self._labels is None else self._labels[ids]
         return ReadSamples(buffers, labels, orientations, sizes, errors, first_rows)
 
-    def _arena(self, files: OpenFiles, size_bytes: int, ids: npt.NDArray[np.int64]) -> memoryview:
+    def _arena(self, files: OpenFiles, size_bytes: int, ids: Int64s) -> memoryview:
         """Returns this thread's memory for the bytes of some images, made larger where they need it."""
         if size_bytes > len(files.arena):
             try:
@@ -170,7 +161,7 @@ class ShardReader(ShardFields):
                 raise MemoryError(f"{at}: {needed}") from None
         return memoryview(files.arena)
 
-    def bring(self, ids: npt.NDArray[np.int64], offsets: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+    def bring(self, ids: Int64s, offsets: AnyArray, lengths: AnyArray) -> None:
         """See :meth:`ShardFields.bring`; nothing to do for a local set."""
         if self.mirror is not None and len(ids):
             shards = self.index.shards_of(ids)
@@ -205,7 +196,7 @@ class ShardReader(ShardFields):
         """Time since when shards must not have changed, nanoseconds; None: a mirror has checked their bytes."""
         return self.made_ns if self.mirror is None else None
 
-    def bring_images(self, ids: npt.NDArray[np.int64]) -> None:
+    def bring_images(self, ids: Int64s) -> None:
         """Has the images of a remote set brought into the mirror and their shards opened, for the kernels.
 
         Args:
@@ -217,13 +208,12 @@ class ShardReader(ShardFields):
         if self.mirror is None:
             return
         rows = self.index.rows(ids)
-        shards, offsets, lengths = rows.shard.tolist(), rows.offset.tolist(), rows.length.tolist()
-        self._bring(list(zip(shards, offsets, lengths, strict=True)), [(0, 0, length) for length in lengths])
-        for shard in set(shards):
+        self.bring(ids, rows.offset, rows.length)
+        for shard in set(rows.shard.tolist()):
             self._open(shard)
 
     @property
-    def given_labels(self) -> npt.NDArray[Any] | None:
+    def given_labels(self) -> AnyArray | None:
         """The labels that :meth:`relabel` gave the samples; None: they have their own."""
         return self._labels
 
@@ -232,7 +222,7 @@ class ShardReader(ShardFields):
         """This thread's open shards for the kernels; others are opened by :meth:`open_shards`."""
         return self._own_files().native
 
-    def open_shards(self, shards: list[int], ids: npt.NDArray[np.int64], *, by_rows: bool) -> None:
+    def open_shards(self, shards: list[int], ids: Int64s, *, by_rows: bool) -> None:
         """Opens shards and their indexes for the kernels; leaves out those that can't be opened.
 
         Args:
@@ -280,9 +270,7 @@ class ShardReader(ShardFields):
                     os.posix_fadvise(descriptor, offset, head, os.POSIX_FADV_WILLNEED)
                 os.posix_fadvise(descriptor, offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
 
-    def _stored(
-        self, ids: npt.NDArray[np.int64], rows: RecordRows
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], list[DecodeError | None]]:
+    def _stored(self, ids: Int64s, rows: RecordRows) -> tuple[Uint8s, Int32s, list[DecodeError | None]]:
         """Returns orientations to apply, upright sizes, and errors for samples with impossible values in the index."""
         index = self.index
         errors: list[DecodeError | None] = [None] * len(ids)
@@ -312,7 +300,7 @@ class ShardReader(ShardFields):
 
     def _refuse_large(
         self,
-        ids: npt.NDArray[np.int64],
+        ids: Int64s,
         places: list[tuple[int, int, int]],
         inside: list[bool],
         errors: list[DecodeError | None],
@@ -326,18 +314,18 @@ class ShardReader(ShardFields):
                     inside[row] = False
                     errors[row] = self.at(DecodeError(str(error)), int(ids[row]))
 
-    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    def stored(self, ids: Int64s) -> tuple[Uint8s, Int32s]:
         """See :meth:`Reader.stored`."""
         return self._stored(ids, self.index.rows(ids))[:2]
 
-    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+    def measure(self, ids: Int64s | None = None) -> None:
         """See :meth:`Reader.measure`. The index has all sizes."""
 
     def orientation(self, i: int) -> int:
         """See :meth:`Reader.orientation`."""
         return int(self.index.row(i).orientation[0]) if self.exif else 1
 
-    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+    def peek(self, ids: Int64s) -> Peek:
         """See :meth:`Reader.peek`."""
         index = self.index
         jpeg = [number for number, name in enumerate(index.fields) if name.rpartition(".")[2].lower() in _JPEG]
@@ -347,17 +335,18 @@ class ShardReader(ShardFields):
 
     @property
     def is_remote(self) -> bool:
-        """See :class:`Reader`."""
+        """True if samples come from an object store, by way of a cache."""
         return self.mirror is not None
 
     @property
     def store_bytes(self) -> int:
-        """See :class:`RemoteReader`."""
+        """Bytes of cache that hold all of a remote set: its shards with their indexes and its header, and once more the
+        largest shard, for what is on its way."""
         return self.index.size_bytes + sum(self.index.extent())
 
     @property
     def cache_bytes(self) -> int:
-        """See :class:`RemoteReader`."""
+        """Most bytes that the cache of a remote set may hold."""
         assert self.mirror is not None
         return self.mirror.budget_bytes
 
@@ -370,7 +359,7 @@ class ShardReader(ShardFields):
         """See :meth:`Reader.fingerprint`."""
         return self.index.fingerprint(self._labels)
 
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> AnyArray:
         """See :meth:`Reader.labels`."""
         return self.index.labels() if self._labels is None else self._labels
 
@@ -379,7 +368,7 @@ class ShardReader(ShardFields):
         """The largest label; -1 without any."""
         return self.index.max_label if self._labels is None else int(self._labels.max(initial=-1))
 
-    def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
+    def relabel(self, labels: AnyArray, classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
         self._labels = labels
         self.label_dtype = label_dtype(labels)
@@ -455,7 +444,7 @@ class ShardReader(ShardFields):
             if self.mirror is None:
                 descriptor = open_regular(self.index.shard_path(shard))
             else:
-                descriptor = self.mirror.open(self.index.shard_name(shard), self._named_by.shard_hash(shard))
+                descriptor = self.mirror.open(self.index.shard_name(shard), self.index.shard_hash(shard))
         except OSError as error:
             raise FormatError(
                 f"{self.index.shard_path(shard)}: the index names this shard, but it can't be opened "
@@ -465,17 +454,6 @@ class ShardReader(ShardFields):
         entry = OpenFile(descriptor, status.st_size, status.st_ctime_ns)
         files.add(shard, entry)
         return entry
-
-    @functools.cached_property
-    def _named_by(self) -> SetIndex:
-        """The index that has the shards' hashes: that of the set."""
-        if self.field_of is None:
-            return self.index
-        path, version, _ = self.field_of
-        found = open_index(path, version, self.mirror)
-        made_from = None if self.index.image_of is None else self.index.image_of.identity
-        check_same(self.place, os.path.basename(path), found.identity, bytes.fromhex(made_from or ""))
-        return found
 
     def _own_files(self) -> OpenFiles:
         files: OpenFiles | None = getattr(self._local, "files", None)
@@ -490,20 +468,17 @@ def _shard_reader(
     classes: list[str] | None,
     identity: bytes,
     made_ns: int,
-    labels: npt.NDArray[Any] | None = None,
+    labels: AnyArray | None = None,
     version: int | None = None,
     mirror: Mirror | None = None,
-    is_of_field: bool = False,
-    field_of: tuple[str, int | None, str] | None = None,
 ) -> ShardReader:
-    reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror, is_of_field=is_of_field)
+    reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror)
     if reader.index.identity != identity:
         raise FormatError(
             f"{index}: it was replaced by another index while it was in use, as by `feeder takedown`; create the "
             "dataset again, or restore the earlier index and shards and go on"
         )
     reader.made_ns = made_ns
-    reader.field_of = field_of
     if labels is not None:
         reader.relabel(labels, classes)
     return reader

@@ -10,7 +10,6 @@ import numpy as np
 
 from feeder.dataset.base import FeederDataset, applies_exif
 from feeder.dataset.extras import Extra, Fields
-from feeder.dataset.field_index import open_shards
 from feeder.dataset.fields_of import fields_of
 from feeder.dataset.further_images import FurtherImage
 from feeder.dataset.joined_reader import JoinedReader
@@ -64,9 +63,6 @@ class ShardDataset(FeederDataset):
             kind of :mod:`feeder.fields`, a function of the member's or value's bytes, or None for the value that the
             name alone gives: ``{"txt": feeder.fields.Text(), "json:score": feeder.fields.Float(), "key": None}``.
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.
-        image_field: Another field to use as the image, such as "mask.png", or several separated by ";", of which each
-            sample has one; None uses the image that the index names. The headers of these images are read once, and
-            kept in a file beside the index. Samples without such a field are left out, with a warning.
         classes: Class names by label. If the set has class names, in its index, manifest or ``cls`` fields, labels
             follow this list: ``ShardDataset(val, classes=train.classes)`` has the labels of ``train``. For several
             sets, None requires the same class names in each; "merge" numbers all names in the order in which they
@@ -100,8 +96,7 @@ class ShardDataset(FeederDataset):
         FormatError: if an index is missing or damaged.
         ArgumentError: for a field that no sample of a set has, or that is refused, or of no kind; for a target that the
             recipe can't move; for an unknown ``exif_orientation``; for ``cls`` fields without labels; for labels that
-            are not in ``classes`` or ``target_transform``; for an ``image_field`` in which no sample has an image, or
-            if its file can't be written; for sets whose classes differ, naming the first difference.
+            are not in ``classes`` or ``target_transform``; for sets whose classes differ, naming the first difference.
     """
 
     def __init__(
@@ -111,7 +106,6 @@ class ShardDataset(FeederDataset):
         fields: Fields = (),
         exif_orientation: str = "apply",
         *,
-        image_field: str | None = None,
         classes: Sequence[str] | Literal["merge"] | None = None,
         labels: bool | str | Sequence[str] = True,
         target_transform: TargetTransform | None = None,
@@ -142,7 +136,7 @@ class ShardDataset(FeederDataset):
             )
             return open_mirror(options, cache_dir)
 
-        readers = [_opened(each, mirrored, exif, image_field, wanted, labels, version) for each in paths]
+        readers = [_opened(each, mirrored, exif, wanted, labels, version) for each in paths]
         if len(readers) > 1:
             share_classes(readers, merge=classes == "merge")
 
@@ -179,7 +173,6 @@ def _opened(
     path: str | os.PathLike[str],
     mirrored: Callable[[str], CacheMirror],
     exif: bool,
-    image_field: str | None,
     classes: Sequence[str] | None,
     labels: bool | str | Sequence[str],
     version: int | None,
@@ -199,7 +192,7 @@ def _opened(
         index = os.path.abspath(os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder)
         refuse_mirror(os.path.dirname(index))
 
-    reader = open_shards(index, exif=exif, image_field=image_field, version=version, mirror=mirror)
+    reader = ShardReader(index, exif=exif, version=version, mirror=mirror)
     reader.classes = reader.index.classes
 
     if labels is False:

@@ -13,17 +13,7 @@ from feeder.transforms import Resize, Views
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["check_stackable", "different_sizes"]
-
-
-def different_sizes(recipe: Recipe) -> ArgumentError:
-    """Returns the error for a batch of images of different sizes; it names the op that the recipe lacks."""
-    resizes = [op for op in recipe.ops if isinstance(op, Resize) and len(op.size or ()) < 2]
-    which = f"{resizes[-1]} keeps each image's shape" if resizes else "the recipe leaves images at their sizes"
-    return ArgumentError(
-        f"the images of a batch have different sizes: {which}. Put CenterCrop, RandomCrop or RandomResizedCrop after "
-        "it, or Resize((height, width)), or use a collate_fn that accepts different sizes"
-    )
+__all__ = ["check_stackable"]
 
 
 def check_stackable(samples: list[tuple[Any, ...]], recipe: Recipe | Views) -> None:
@@ -48,4 +38,9 @@ def check_stackable(samples: list[tuple[Any, ...]], recipe: Recipe | Views) -> N
     while type(asking := frame.f_locals.get("self")) is Subset and frame.f_back is not None:
         frame = frame.f_back
     if getattr(asking, "collate_fn", None) is default_collate:
-        raise different_sizes(recipe)
+        resizes = [op for op in recipe.ops if isinstance(op, Resize) and len(op.size or ()) < 2]
+        which = f"{resizes[-1]} keeps each image's shape" if resizes else "the recipe leaves images at their sizes"
+        raise ArgumentError(
+            f"the images of a batch have different sizes: {which}. Put CenterCrop, RandomCrop or RandomResizedCrop "
+            "after it, or Resize((height, width)), or use a collate_fn that accepts different sizes"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +10,13 @@ from torch.utils.data import ConcatDataset, Subset
 
 from feeder.dataset.base import FeederDataset, keeps_samples
 from feeder.dataset.joined_reader import JoinedReader
-from feeder.dataset.reader import Reader, RemoteReader
+from feeder.dataset.reader import Reader
+from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.system.text import count
 
-__all__ = ["as_feeder", "differing_part", "joined_in", "remote_readers"]
+__all__ = ["as_feeder", "differing_part", "joined_in", "leaves", "remote_in", "remote_readers"]
 
 
 def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
@@ -49,22 +50,28 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
     return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.extras)
 
 
-def remote_readers(dataset: Any) -> list[RemoteReader]:
+def remote_readers(dataset: Any) -> list[ShardReader]:
     """Returns the readers of all remote sets that a dataset has samples of, ``Subset`` and ``ConcatDataset`` of feeder
     datasets included."""
     if isinstance(dataset, ConcatDataset):
         return [reader for each in dataset.datasets for reader in remote_readers(each)]
     if isinstance(dataset, Subset):
         return remote_readers(dataset.dataset)
-    return _remote(dataset.reader) if isinstance(dataset, FeederDataset) else []
+    return remote_in(dataset.reader) if isinstance(dataset, FeederDataset) else []
 
 
-def _remote(reader: Reader) -> list[RemoteReader]:
+def remote_in(reader: Reader) -> list[ShardReader]:
+    """Returns the readers of remote sets among :func:`leaves`."""
+    return [leaf for leaf in leaves(reader) if isinstance(leaf, ShardReader) and leaf.is_remote]
+
+
+def leaves(reader: Reader) -> list[Reader]:
+    """Returns the readers of single sets that a reader is made of."""
     if isinstance(reader, PartReader):
-        return _remote(reader.whole)
+        return leaves(reader.whole)
     if isinstance(reader, JoinedReader):
-        return [each for part in reader.readers for each in _remote(part)]
-    return [cast(RemoteReader, reader)] if reader.is_remote else []
+        return [leaf for each in reader.readers for leaf in leaves(each)]
+    return [reader]
 
 
 def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:

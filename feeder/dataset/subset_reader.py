@@ -6,11 +6,11 @@ import hashlib
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.reader import Reader, ReadSamples, Wanted
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 
 __all__ = ["PartReader"]
 
@@ -25,7 +25,7 @@ class PartReader:
         ids: int64 [N], each in [0, len(whole)); repeats are allowed.
     """
 
-    def __init__(self, whole: Reader, ids: npt.NDArray[np.int64]) -> None:
+    def __init__(self, whole: Reader, ids: Int64s) -> None:
         self.whole = whole
         self.ids = ids
         self.classes = whole.classes
@@ -34,15 +34,15 @@ class PartReader:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
+    def read(self, ids: Int64s, wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`."""
         return self.whole.read(self.ids[ids], wanted)
 
-    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
+    def stored(self, ids: Int64s) -> tuple[Uint8s, Int32s] | None:
         """See :meth:`Reader.stored`."""
         return self.whole.stored(self.ids[ids])
 
-    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+    def measure(self, ids: Int64s | None = None) -> None:
         """See :meth:`Reader.measure`."""
         count = len(self) if ids is None else len(ids)
         for first in range(0, count, _AT_ONCE):
@@ -53,7 +53,7 @@ class PartReader:
         """See :meth:`Reader.orientation`."""
         return self.whole.orientation(int(self.ids[i]))
 
-    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+    def peek(self, ids: Int64s) -> Peek:
         """See :meth:`Reader.peek`."""
         return self.whole.peek(self.ids[ids])
 
@@ -70,16 +70,11 @@ class PartReader:
         """See :class:`Reader`."""
         return self.whole.place
 
-    @property
-    def is_remote(self) -> bool:
-        """See :class:`Reader`."""
-        return self.whole.is_remote
-
     def field_names(self) -> list[str]:
         """See :meth:`Reader.field_names`."""
         return self.whole.field_names()
 
-    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+    def column(self, name: str) -> AnyArray | list[Any]:
         """See :meth:`Reader.column`."""
         column = self.whole.column(name)
         return column[self.ids] if isinstance(column, np.ndarray) else [column[i] for i in self.ids.tolist()]
@@ -94,11 +89,11 @@ class PartReader:
         digest.update(np.ascontiguousarray(self.ids).data)
         return digest.hexdigest()
 
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> AnyArray:
         """See :meth:`Reader.labels`."""
         return self.whole.labels()[self.ids]
 
-    def shard_sizes(self) -> npt.NDArray[np.int64]:
+    def shard_sizes(self) -> Int64s:
         """See :meth:`Reader.shard_sizes`. The ids must be in stored order."""
         ends = np.cumsum(self.whole.shard_sizes(), dtype=np.int64)
         counts = np.diff(np.searchsorted(self.ids, ends), prepend=0)

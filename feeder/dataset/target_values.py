@@ -20,6 +20,7 @@ from feeder.decoders.targets.annotations import Annotations, decode_boxes, decod
 from feeder.decoders.targets.mask import MaskArray, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.index_file import NUMBER_FIELDS
+from feeder.system.arrays import Int32s, Int64s
 from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes
 from feeder.transforms.moves import Moves, drawn_moves, upright
 from feeder.transforms.points import move_points
@@ -149,9 +150,7 @@ class _AnnotationsValue(TargetValue):
         moved = found.keep(*self._moved(found.values, self._moves(value, draws, row)))
         return {self._key: moved.values, **moved.rest}
 
-    def _moved(
-        self, values: npt.NDArray[np.float32], moves: Moves
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    def _moved(self, values: npt.NDArray[np.float32], moves: Moves) -> tuple[npt.NDArray[np.float32], Int64s]:
         raise NotImplementedError
 
     def collate(self, values: list[Any]) -> Any:
@@ -181,9 +180,7 @@ class BoxesValue(_AnnotationsValue):
         found.rest["labels"] += self.target.first_label
         return found
 
-    def _moved(
-        self, values: npt.NDArray[np.float32], moves: Moves
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    def _moved(self, values: npt.NDArray[np.float32], moves: Moves) -> tuple[npt.NDArray[np.float32], Int64s]:
         boxes, kept = move_boxes(Boxes(values, self.target.format, self.target.clamping_mode), moves)
         return boxes.values, kept
 
@@ -202,9 +199,7 @@ class PointsValue(_AnnotationsValue):
     def _decode(self, data: bytes) -> Annotations:
         return decode_points(data)
 
-    def _moved(
-        self, values: npt.NDArray[np.float32], moves: Moves
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    def _moved(self, values: npt.NDArray[np.float32], moves: Moves) -> tuple[npt.NDArray[np.float32], Int64s]:
         return move_points(values, moves)
 
 
@@ -277,7 +272,7 @@ def in_padded_batches(extras: Sequence[Extra]) -> tuple[Extra, ...]:
 
 
 def boxes_of(
-    recipe: Recipe, extras: Sequence[Extra], values: Sequence[Sequence[Any]], sizes: npt.NDArray[np.int32]
+    recipe: Recipe, extras: Sequence[Extra], values: Sequence[Sequence[Any]], sizes: Int32s
 ) -> SampleBoxes | None:
     """Returns the boxes of N samples for :meth:`feeder.transforms.Recipe.draw`; None if no op draws from boxes.
 

@@ -18,7 +18,23 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int(Field):
+class _Number(Field):
+    """Base of the fields of one number: a tensor of one dtype, or Python numbers where some are None."""
+
+    dtype: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fill is not None and not is_held(self.fill, self.dtype):
+            raise ArgumentError(f"{type(self).__name__}(fill={self.fill!r}) does not fit into {self.dtype}")
+
+    @property
+    def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
+        return () if self.optional and self.fill is None else (((), self.dtype),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int(_Number):
     """An integer, written as text. A batch has int64 [N]; a list with None if samples may lack it without ``fill``.
 
     Args:
@@ -29,15 +45,7 @@ class Int(Field):
     """
 
     fill_types: ClassVar[tuple[type, ...]] = (int,)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.fill is not None and not is_held(self.fill, "int64"):
-            raise ArgumentError(f"Int(fill={self.fill!r}) does not fit into int64")
-
-    @property
-    def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
-        return () if self.optional and self.fill is None else (((), "int64"),)
+    dtype = "int64"
 
     def parse(self, data: bytes, draw: float = 0.0) -> Any:
         number = int(_text(data, "an integer"))
@@ -50,7 +58,7 @@ class Int(Field):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Float(Field):
+class Float(_Number):
     """A number, written as text. A batch has float32 [N]; a list with None if samples may lack it without ``fill``.
 
     Args:
@@ -61,15 +69,7 @@ class Float(Field):
     """
 
     fill_types: ClassVar[tuple[type, ...]] = (int, float)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.fill is not None and not is_held(self.fill, "float32"):
-            raise ArgumentError(f"Float(fill={self.fill!r}) does not fit into float32")
-
-    @property
-    def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
-        return () if self.optional and self.fill is None else (((), "float32"),)
+    dtype = "float32"
 
     def parse(self, data: bytes, draw: float = 0.0) -> Any:
         number = float(_text(data, "a number"))

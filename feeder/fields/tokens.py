@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError, FormatError
 from feeder.fields.field import Field, shown
 from feeder.fields.function_field import kind_of
 from feeder.fields.text_fields import Text
+from feeder.system.arrays import Int64s
 from feeder.system.files import open_regular
 
 if TYPE_CHECKING:
@@ -114,20 +114,20 @@ class Tokens(Field):
     def is_drawn(self) -> bool:
         return isinstance(self.text, Field) and self.text.is_drawn
 
-    def parse(self, data: bytes, draw: float = 0.0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def parse(self, data: bytes, draw: float = 0.0) -> tuple[Int64s, Int64s]:
         assert isinstance(self.text, Field)
         text = self.text.parse(data, draw)
         if not isinstance(text, str):
             raise ValueError(f"expected text, got {shown(text)}")
         return self._encoded(text)
 
-    def missing(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def missing(self) -> tuple[Int64s, Int64s]:
         return self._encoded(self.fill or "")
 
     def gather(self, tensors: tuple[Any, ...]) -> dict[str, Any]:
         return {"input_ids": tensors[0], "attention_mask": tensors[1]}
 
-    def _encoded(self, text: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _encoded(self, text: str) -> tuple[Int64s, Int64s]:
         """Returns the ids and the mask of a text, int64 [max_length] each."""
         tokenizer = _opened(os.getpid(), str(self.file), self.digest, self.max_length)
         try:

@@ -1,4 +1,4 @@
-"""Errors of putting samples together to a batch, and of a loader of torch's that does it in a feeder loader's place.
+"""The collate function that a loader shows, and the errors of a loader of torch's that takes it in its place.
 
 Note [Loaders made of another's attributes]
     Accelerate's ``prepare()``, Ray's ``prepare_data_loader()`` and others make a loader of torch's from the attributes
@@ -11,54 +11,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
-from feeder.dataset.stacking import different_sizes
-from feeder.dataset.subset import as_feeder
 from feeder.errors import ArgumentError
-from feeder.system.limit_errors import explained
 from feeder.system.warning import warn
 
-__all__ = ["ShownCollate", "explain_sizes", "given_collate", "raise_explained", "without"]
+__all__ = ["ShownCollate", "given_collate", "without"]
 
-_STACK_ERROR = "stack expects each tensor to be equal size"
 _WAY_OUT = (
     "Leave the loader as it is, without Ray's prepare_data_loader(), Accelerate's prepare() and their like: it splits "
     "epochs by rank itself, and device= has its batches copied"
 )
-
-
-def explain_sizes(dataset: Any, error: RuntimeError) -> None:
-    """Raises a clearer error in place of torch's, where images of different sizes were to be stacked to a batch.
-
-    Args:
-        dataset: Of the loader.
-        error: What collating a batch has raised.
-
-    Raises:
-        ArgumentError: naming the op that the recipe lacks.
-    """
-    source = as_feeder(dataset)
-    if source is None or _STACK_ERROR not in str(error):
-        return
-    for recipe in source.recipe.views:
-        if recipe.output_size is None:
-            raise different_sizes(recipe) from error
-
-
-def raise_explained(dataset: Any, error: Exception) -> NoReturn:
-    """Raises a batch's error again, in clearer words where a limit or images of different sizes are the cause.
-
-    Args:
-        dataset: Of the loader.
-        error: What making the batch has raised.
-    """
-    if isinstance(error, RuntimeError):
-        explain_sizes(dataset, error)
-    with explained():
-        raise error
 
 
 class ShownCollate:

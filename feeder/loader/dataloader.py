@@ -8,9 +8,8 @@ import functools
 import inspect
 import itertools
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,6 @@ from feeder.loader.fast.position import Place
 from feeder.loader.generic.encoded_samples import DrawnSampler, ImageDraws
 from feeder.loader.generic.generic_path import GenericPath
 from feeder.loader.generic.resumable_samplers import make_resumable
-from feeder.loader.observe.live_view import begin_view
 from feeder.loader.observe.prometheus import MetricsPage
 from feeder.loader.observe.remote_counts import remote_counts
 from feeder.loader.options import (
@@ -45,8 +43,7 @@ from feeder.loader.options import (
     WorkerOptions,
     change_refusal,
 )
-from feeder.loader.path_choice import choose_path, tell_of_conversion
-from feeder.loader.ranks import current_ranks
+from feeder.loader.path_choice import choose_path
 from feeder.loader.run_seed import RunSeed, checked_seed
 from feeder.loader.samplers import (
     ToldEpochs,
@@ -141,8 +138,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             them. 0: no snapshots.
         service: Name of an input service, whose servers on other nodes make parts of batches, too, or a
             :class:`feeder.Service`. Batches, order, states and counts stay the same.
-        metrics: A TCP port that serves :meth:`stats` to Prometheus, or a :class:`feeder.Metrics`, which also shows the
-            progress of an epoch. None: neither.
+        metrics: A TCP port that serves :meth:`stats` to Prometheus, or a :class:`feeder.Metrics`, which also has the
+            address. None: no server.
 
     Raises:
         ArgumentError: for a bad argument of feeder's own; torch's arguments raise what torch raises.
@@ -204,7 +201,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._given = tuple(name for name in _DEFAULTS if _is_given(name, given[name]))
         vars(self).update({name: given[name] for name in _DEFAULTS.keys() - _TORCHS})
         vars(self).update(skip=Skip.of(skip), seed=checked_seed(seed))
-        path = self._path_choice = choose_path(given, self._ranks)
+        ranks = None if rank is None or world_size is None else (rank, world_size)
+        path = self._path_choice = choose_path(given, ranks)
         self._target_device = None if self._to_device is None else self._to_device.target()
         settled = settle_workers(given, path, self._target_device)
         given["num_workers"], threads, self._workers_choice = settled
@@ -246,14 +244,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         else:
             make_resumable(self.sampler, self.batch_sampler)
             path.check(self._given, options.ranks)
-            tell_of_conversion(self.dataset)
             self._check_skip(self.skip)
         self._serve_metrics()
-
-    @property
-    def _ranks(self) -> tuple[int, int] | None:
-        """Rank and world size, if both are given."""
-        return None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
 
     @property
     def _to_device(self) -> ToDevice | None:
@@ -297,7 +289,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
 
     def _serve_metrics(self) -> None:
-        wanted = _metrics(self.metrics)
+        wanted = self.metrics if isinstance(self.metrics, Metrics) else Metrics(self.metrics)
         if wanted.port is not None and self._metrics_page is None:
             self._metrics_page = MetricsPage(self, DataLoader._stage_words, wanted.port, wanted.address)
 
@@ -432,8 +424,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _aim(self, told: int) -> None:
         """Sets the epoch for one that a framework tells by the sampler."""
         assert self._fast is not None  # whose samplers alone tell
-        if (iterator := self._fast.aim(self._told.take(told, self._fast.due_epoch))) is not None:
-            self._show_progress(iterator)
+        self._fast.aim(self._told.take(told, self._fast.due_epoch))
 
     @property
     def _index_sampler(self) -> Any:
@@ -496,22 +487,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             change_order(self, self._fast.unseeded)  # a mixture's weights may have changed
         with explained():
             if self._fast is None:
-                iterator: Any = self._generic_path.iterate(self, options)
-            else:
-                iterator = self._fast.iterate(options, owner=self)
-        self._show_progress(iterator)
-        return cast("Iterator[Any]", iterator)
-
-    def _show_progress(self, iterator: Any) -> None:
-        """Gives an iterator that begins an epoch a view, if progress is to be seen here."""
-        if not _metrics(self.metrics).progress or current_ranks(self._ranks)[0] != 0:
-            return
-        # The view must not keep the loader alive; and only an iterator of the fast path does.
-        if self._fast is None:
-            begin_view(iterator, self._generic_path.current_stats(), "loader")
-        else:
-            me = weakref.proxy(self)
-            begin_view(iterator, lambda: me.stats(), f"epoch {iterator.place().epoch}")
+                return self._generic_path.iterate(self, options)
+            return self._fast.iterate(options, owner=self)
 
     def __len__(self) -> int:
         """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length. With spans that
@@ -561,9 +538,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Goes on where a state was taken; world size, batch size and number of workers may differ.
 
         Raises:
-            ArgumentError: if the state is of another dataset, order, seed or backend. With the next batch: if an
-                explicit sampler gives other samples than were handed out; on torch's path, if workers have states and
-                their number differs.
+            ArgumentError: if the state is of another dataset, order, seed or backend. With the next iterator or batch:
+                if an explicit sampler gives other samples than were handed out; on torch's path, if workers have states
+                and their number differs.
         """
         self._told.resume()
         if self._fast is None:
@@ -696,8 +673,3 @@ _PASSED_ON = _DEFAULTS.keys() & {field.name for field in dataclasses.fields(Load
 def _is_given(name: str, value: Any) -> bool:
     """Returns True for a value other than the argument's default."""
     return type(value) is not type(_DEFAULTS[name]) or bool(value != _DEFAULTS[name])
-
-
-def _metrics(given: int | Metrics | None) -> Metrics:
-    """Returns the options of a loader's argument ``metrics``."""
-    return given if isinstance(given, Metrics) else Metrics(given)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,31 +10,11 @@ from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK
 from feeder.order.bucket_order import BucketOrder
-from feeder.order.gaps import Gaps
 from feeder.order.mixture_order import MixtureOrder
-from feeder.order.recent import Recent
 from feeder.order.sample_order import Order
 from feeder.order.skip import Skip
 
-__all__ = ["EpochGaps", "check_skip", "skipped_ids"]
-
-
-class EpochGaps:
-    """The positions that epochs go without; of the last ones they are kept."""
-
-    def __init__(self) -> None:
-        self._kept: Recent[Gaps | None] = Recent(2)
-
-    def of(self, skip: Skip | None, order: Order, epoch: int, ids: Callable[[], npt.NDArray[np.int64]]) -> Gaps | None:
-        """Returns the positions that an epoch goes without; None if it has all.
-
-        Args:
-            skip: What is left out; None: nothing.
-            order: The order of the samples.
-            epoch: The epoch.
-            ids: Returns the samples that no epoch has, as the order knows them: int64 [N].
-        """
-        return self._kept.get((order, epoch, skip), lambda: skip.gaps(order, epoch, ids())) if skip else None
+__all__ = ["check_skip", "skipped_ids"]
 
 
 def skipped_ids(skip: Skip | None, reader: Reader) -> npt.NDArray[np.int64]:

@@ -138,16 +138,13 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The ways to watch a loader.
+    """The server of a loader's figures.
 
     Args:
         port: Serves :meth:`feeder.DataLoader.stats` to Prometheus on this TCP port, at ``/metrics``, until the loader
             is closed; 0 takes a free one, see :attr:`feeder.DataLoader.metrics_url`. Loaders of one process may share a
             port: the label ``loader`` tells them apart. None: no server. Needs the extra ``metrics``.
         address: The address to listen on; "0.0.0.0" is open to other machines.
-        progress: True shows the pace on standard error, on rank 0 only: images/s, MB/s, time left, the caller's waits,
-            full slots, the workers' load and, once CUDA is in use and with the extra ``nvml``, the GPU's. A bar on a
-            terminal, else a line every 5 s.
 
     Raises:
         ArgumentError: for a port that is none.
@@ -155,7 +152,6 @@ class Metrics:
 
     port: int | None = None
     address: str = "127.0.0.1"
-    progress: bool = False
 
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port < 1 << 16:

@@ -54,6 +54,7 @@ __all__ = [
     "local_name",
     "pack_frame",
     "peer_versions",
+    "whole",
 ]
 
 HEARTBEAT_S = 0.25
@@ -148,6 +149,17 @@ def is_here(host: str) -> bool:
         probe.bind((host, 0))
         return True
     return False
+
+
+def whole(value: Any, most: int = 1 << 62) -> int:
+    """Returns a number of a message.
+
+    Raises:
+        ProtocolError: if it is none, or more than ``most``.
+    """
+    if type(value) is not int or not 0 <= value <= most:
+        raise ProtocolError(f"expected a number, got {value!r}")
+    return value
 
 
 def pack_frame(kind: Kind, message: Mapping[str, Any], payload_bytes: int = 0) -> bytes:

@@ -109,7 +109,7 @@ class _Maker:
         self._heartbeat = heartbeat
         self._whole = memory.array(np.uint8, (memory.size_bytes,))
         self._works: dict[str, Work] = {}
-        self._roots = Roots(**here, heartbeat=heartbeat)
+        self._roots = Roots(**here)
         self._roots.confine()
         waits.heartbeat = heartbeat
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from feeder.dataset.field_index import open_shards
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
@@ -29,7 +28,9 @@ class Roots:
         roots: The folders and URLs.
         cache_dir: Cache of remote sets; None: the default.
         modules: Names of the modules whose functions recipes and fields may call.
-        heartbeat: Called now and then while a set is opened, as a sign of life.
+
+    Attributes:
+        functions: The functions of these modules.
 
     Raises:
         ArgumentError: if there is none, or one is no folder.
@@ -40,11 +41,8 @@ class Roots:
         roots: Iterable[str | os.PathLike[str]],
         cache_dir: str | None = None,
         modules: Sequence[str] = (),
-        *,
-        heartbeat: Callable[[], object] = lambda: None,
     ) -> None:
-        self._functions = AllowedFunctions(modules)
-        self._heartbeat = heartbeat
+        self.functions = AllowedFunctions(modules)
         roots = list(roots)
         if not roots:
             raise ArgumentError("expected at least one folder or URL below which the service may read sets (--root)")
@@ -67,15 +65,24 @@ class Roots:
     def open_folder(self, path: str, members: tuple[str, ...], *, exif: bool) -> FolderReader:
         """Opens a folder of images.
 
+        Args:
+            path: Its path.
+            members: Names of members of its samples that are images, and no samples themselves.
+            exif: True to apply EXIF orientation.
+
         Raises:
             ArgumentError: if it lies below no root, or in a store.
         """
         if is_remote(path):
             raise ArgumentError(f"{path}: expected a folder of images on the nodes")
-        return FolderReader.scan(self._path(path), exif=exif, targets=members, heartbeat=self._heartbeat)
+        return FolderReader.scan(self.file(path), exif=exif, targets=members)
 
     def open_shards(self, path: str, **how: Any) -> ShardReader:
         """Opens shards.
+
+        Args:
+            path: Path of a folder or of an index, or the URL of shards.
+            how: See :class:`feeder.dataset.shard_reader.ShardReader`.
 
         Raises:
             ArgumentError: if they lie below no root.
@@ -84,24 +91,17 @@ class Roots:
             mirror = open_mirror(FetchOptions(self._url(path)), self._cache_dir)
             if self._is_confined:
                 confine([mirror.folder])
-            return open_shards(os.path.join(mirror.folder, mirror.options.index), mirror=mirror, **how)
-        found = self._path(path)
+            return ShardReader(os.path.join(mirror.folder, mirror.options.index), mirror=mirror, **how)
+        found = self.file(path)
         index = os.path.join(found, INDEX_NAME) if os.path.isdir(found) else found
-        return open_shards(index, writes=False, **how)
+        return ShardReader(index, **how)
 
     def file(self, path: str) -> str:
-        """Returns the path of a file that a field reads, after links were followed.
+        """Returns the path of a file or folder that may be read, after links were followed.
 
         Raises:
             ArgumentError: if it lies below no root.
         """
-        return self._path(path)
-
-    def function(self, name: object, digests: object) -> Callable[..., Any]:
-        """Returns a function of an allowed module, see :meth:`AllowedFunctions.find`."""
-        return self._functions.find(name, digests)
-
-    def _path(self, path: str) -> str:
         found = os.path.realpath(path)
         if not any(is_below(found, folder) for folder in self._folders):
             raise ArgumentError(f"{path}: lies below no folder that the service was started for (--root)")

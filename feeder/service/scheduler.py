@@ -10,7 +10,7 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.loader.fast.work_json import check_work, size_from_json
 from feeder.service.connection import Client
-from feeder.service.frames import Kind, ProtocolError
+from feeder.service.frames import Kind, ProtocolError, whole
 from feeder.service.makers import NUMBER_BYTES, Answer, KnownWork, Makers
 from feeder.service.part_memory import PartMemory, Result, ResultWindow, WorkSize, memory_bytes
 from feeder.service.part_queue import PartQueue, Task
@@ -145,7 +145,7 @@ class Scheduler:
         """Takes a client's request for a part.
 
         Raises:
-            ProtocolError: for one that is none.
+            ArgumentError, ProtocolError: for one that is none.
         """
         number, epoch = whole(message["number"]), whole(message["epoch"])
         work = self._works.get(client.digest)
@@ -154,7 +154,7 @@ class Scheduler:
         if client.is_known(number) or client.owed >= self._most_owed():
             raise ProtocolError("more parts than it has credit for")
 
-        size = _size(message.get("size"))
+        size = None if message.get("size") is None else size_from_json(message["size"])
         if (size is None) != (work.size.pixel_bytes == 0):
             raise ProtocolError("a part with a size that is none of its work")
         size_bytes = work.size.part_bytes(len(numbers) // NUMBER_BYTES, size)
@@ -312,21 +312,3 @@ class Scheduler:
             f"a part takes {size_bytes >> 20} MiB, and this server has {self.memory.size_bytes >> 20} MiB for all: "
             "make batches or images smaller, or start the service with a larger --window"
         )
-
-
-def whole(value: Any) -> int:
-    """Returns a number of a message.
-
-    Raises:
-        ProtocolError: if it is none.
-    """
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ProtocolError(f"expected a number, got {value!r}")
-    return value
-
-
-def _size(value: Any) -> tuple[int, int] | None:
-    try:
-        return None if value is None else size_from_json(value)
-    except ArgumentError as error:
-        raise ProtocolError(str(error)) from None

@@ -23,9 +23,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from feeder.service.connection import Client
-from feeder.service.frames import CLIENT_LIMITS, HEARTBEAT_S, Frame, Kind, ProtocolError, local_name, peer_versions
+from feeder.service.frames import (
+    CLIENT_LIMITS,
+    HEARTBEAT_S,
+    Frame,
+    Kind,
+    ProtocolError,
+    local_name,
+    peer_versions,
+    whole,
+)
 from feeder.service.roots import Roots
-from feeder.service.scheduler import Scheduler, whole
+from feeder.service.scheduler import Scheduler
 from feeder.service.server_options import ServerOptions
 from feeder.system.process_usage import cpu_seconds_of
 

@@ -204,7 +204,7 @@ class _Found:
 def _read(index: SetIndex) -> _Found:
     counts = len(index.targets)
     found = _Found(np.array([[np.inf] * counts, [-np.inf] * counts], np.float32))
-    fields = ["field", "member_field"] if index.image_of is None else ["member_field"]
+    fields = ["field", "member_field"]
     targets = ["target"] if counts else []
     for part in index.checked_parts([*fields, *targets, "label", "orientation", "length", "width", "height"]):
         for name in fields:

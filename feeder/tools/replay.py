@@ -169,8 +169,8 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
         without_labels(reader)  # as with labels=False
     if state["fingerprint"] != reader.fingerprint():
         raise ArgumentError(
-            "this state is of another set; or of a Subset, of several sets, or of one opened with labels=, classes=, "
-            f"target_transform= or image_field=: {_BY_HAND}"
+            "this state is of another set; or of a Subset, of several sets, or of one opened with labels=, classes= or "
+            f"target_transform=: {_BY_HAND}"
         )
     dataset = FeederDataset(reader, recipe, ())  # which a recipe with ops on targets alone does not open
 

@@ -383,18 +383,20 @@ def test_columns_of_folders_come_from_the_files_heads(tmp_path: Path) -> None:
         dataset.column("row")
 
 
-def test_another_image_field_keeps_targets_rows_and_names(tmp_path: Path) -> None:
+def test_an_index_of_another_image_field_has_targets_rows_and_names(tmp_path: Path) -> None:
     members = []
     for i, (cls, x) in enumerate([("dog", 0.5), ("cat", -1.0)]):
         fields = [("jpg", encode(i, extension="jpg")), ("mask.png", encode(i, (8, 9))), ("cls", cls.encode())]
         members += [(f"{i}.{name}", data) for name, data in [*fields, ("json", json.dumps({"x": x}).encode())]]
     write_tar(tmp_path / "t.tar", members)
     index_tars(str(tmp_path / "t.tar"), columns=ManifestColumns(targets=("x",)))
-    masks = ShardDataset(tmp_path, image_field="mask.png")
+    out = str(tmp_path / "masks.bin")
+    index_tars(str(tmp_path / "t.tar"), out, image_field="mask.png", columns=ManifestColumns(targets=("x",)))
+    masks = ShardDataset(out)
     assert (masks.targets, masks[0][0].shape, list(masks.column("height"))) == ([0.5, -1.0], (3, 8, 9), [8, 8])
     assert masks.column("mask.png") == [encode(0, (8, 9)), encode(1, (8, 9))]
-    index_tars(str(tmp_path / "t.tar"))
-    assert ShardDataset(tmp_path, image_field="mask.png").classes == ["cat", "dog"]
+    index_tars(str(tmp_path / "t.tar"), out, image_field="mask.png")
+    assert ShardDataset(out).classes == ["cat", "dog"]
 
 
 def test_the_report_shows_targets_and_names(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import Samples
-from tests.support.loader_data import encode, write_shards
+from tests.support.loader_data import write_shards
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FLIP = T.RandomHorizontalFlip()
@@ -233,20 +233,6 @@ def test_views_have_no_sizes_of_a_batch(shards: Path, option: dict[str, Any]) ->
 def test_a_view_that_draws_from_boxes_needs_boxes(shards: Path) -> None:
     with pytest.raises(ArgumentError, match="RandomIoUCrop"):
         ShardDataset(shards, T.Views([LARGE, [T.RandomIoUCrop(), T.Resize((8, 8))]]))
-
-
-def test_pairs_come_from_zipped_loaders_with_the_same_draws(tmp_path: Path) -> None:
-    samples = (
-        {"__key__": f"{i:04d}", "left.png": encode(i), "right.png": encode(i + 256), "cls": i} for i in range(20)
-    )
-    feeder.write_shards(samples, tmp_path / "pairs", image_field="left.png")
-    transform = T.Compose([T.RandomResizedCrop(16), FLIP])
-    datasets = [ShardDataset(tmp_path / "pairs", transform, image_field=name) for name in ("left.png", "right.png")]
-    loaders = [DataLoader(dataset, batch_size=4, shuffle=True, seed=3) for dataset in datasets]
-    for (left, labels), (right, others) in zip(*loaders, strict=True):
-        assert labels.tolist() == others.tolist()
-        assert torch.equal(left[:, 2], right[:, 2])  # the gradient shows the crop and the flip
-        assert not torch.equal(left[:, 1], right[:, 1])
 
 
 def test_one_image_of_each_sample_is_no_list(shards: Path) -> None:

@@ -15,9 +15,7 @@ _EXCEPTIONS = {
     "tests/decoders/test_dali_gpu.py": {"_borrowed", "_queue"},
     "tests/decoders/test_dali_queue.py": {"_borrowed", "_queue"},
     "tests/loader/device/test_page_lock.py": {"_engine", "_fast"},  # addresses of the slots
-    "tests/loader/fast/test_interrupts.py": {"_epoch"},
-    "tests/loader/fast/test_pool.py": {"_epoch"},
-    "tests/loader/fast/test_replacement.py": {"_epoch", "_locked", "_patience_s", "_start"},
+    "tests/loader/fast/test_replacement.py": {"_locked", "_patience_s", "_start"},
     "tests/loader/fast/test_task_board.py": {"_locked", "_workers"},
     "tests/support/drawn_samples.py": {"_drawn"},  # the draws that the loader has, sample by sample
     # Names of torch's own loader, too: _iterator and _workers are the way to the worker processes.
@@ -27,7 +25,7 @@ _EXCEPTIONS = {
     "tests/loader/test_collate.py": {"_host", "_source"},  # messages as they come, before they are unpacked
     "tests/loader/test_loader.py": {"_get_iterator"},
     "tests/loader/workers/test_fork_server.py": {"_lock", "_shared_lock"},
-    "tests/loader/workers/test_iterator_lock.py": {"_epoch", "_use", "_workers"},
+    "tests/loader/workers/test_iterator_lock.py": {"_use", "_workers"},
     "tests/loader/workers/test_sockets.py": {"_workers"},
 }  # fmt: skip
 

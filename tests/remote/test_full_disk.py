@@ -46,7 +46,9 @@ def test_an_epoch_goes_on_when_the_disk_of_its_cache_is_full(bucket: Bucket, tmp
         loader = DataLoader(dataset, 4, shuffle=Lanes(1, 4), seed=4, num_workers=workers)
         with contextlib.closing(loader):
             batches = copied_epoch(loader)
-            return batches, loader.stats()["remote"]["budget_bytes"] if dataset.reader.is_remote else 0
+            return batches, loader.stats()["remote"][
+                "budget_bytes"
+            ] if disk_bytes and dataset.reader.place == url else 0
 
     with _disk(tmp_path / "disk", disk_bytes) as disk, end_fetchers(disk):
         there = ShardDataset(url, recipe, fields=("index",), cache_dir=disk, cache_bytes=100 * size_bytes)

@@ -182,7 +182,7 @@ def test_a_run_resumes_at_the_next_batch(sets: dict[str, Path], workers: int) ->
 
 
 class _LateGuard:
-    """A guard for whose copies a slot waits a while; see :class:`feeder.loader.slots.slots.Guard`."""
+    """A guard for whose copies a slot waits a while; see :class:`feeder.loader.slots.slots.Slots`."""
 
     def __init__(self) -> None:
         self.marks = 0

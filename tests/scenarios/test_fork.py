@@ -108,7 +108,7 @@ if pid == 0:
     os._exit(1)
 for _ in range(6):  # by then the child's free slot has another batch
     next(iterator)
-views = iterator._epoch.engine.ring.views
+views = iterator.epoch.engine.ring.views
 before = [view.samples.ids.tolist() for view in views]
 os.write(parent, b"-")
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), [view.samples.ids.tolist() for view in views] == before)

@@ -346,26 +346,6 @@ def test_a_run_goes_on_with_its_version_of_a_set_in_a_bucket(
         dataset(url, cache, version=3)
 
 
-def test_another_field_of_a_set_in_a_bucket_is_the_image(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "tars"
-    folder.mkdir()
-    for number in range(3):
-        samples = range(4 * number, 4 * number + 4)
-        members = [(f"{k}.{name}", encode(pixels(k, 40 + k, 30))) for k in samples for name in ("a.jpg", "b.jpg")]
-        write_tar(folder / f"{number}.tar", [*members[: -1 if number else None], (f"{samples[-1]}.cls", b"1")])
-    index_tars(str(folder), image_field="a.jpg")
-    url = upload(bucket, folder)
-    with end_fetchers(tmp_path):
-        with pytest.warns(UserWarning, match=r"2 samples of 12 left out"):
-            here, there = dataset(folder, image_field="b.jpg"), dataset(url, cache, image_field="b.jpg")
-        shuffle = feeder.Lanes(1, 4)
-        assert digests(loader(there, shuffle=shuffle)) == digests(loader(here, shuffle=shuffle))
-        assert len(pickle.loads(pickle.dumps(there))) == 10
-        assert len(dataset(url, cache, image_field="a.jpg")) == 12
-        with pytest.raises(ArgumentError, match=r"no sample of .* has it; its fields are 'a.jpg', 'b.jpg', 'cls'"):
-            dataset(url, cache, image_field="c.jpg")
-
-
 def test_labels_from_json_come_from_a_bucket(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
     members = [(f"{k}.{name}", data) for k in range(6) for name, data in (
         ("jpg", encode(pixels(k))), ("json", b'{"name": "c%d"}' % (k % 2)))]  # fmt: skip

@@ -184,9 +184,8 @@ def test_a_set_replaced_in_its_bucket_in_an_epoch_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("has_indexes", [False, True])
-@pytest.mark.parametrize("image_field", [None, "b.jpg"])
 def test_a_reader_of_a_bucket_refuses_what_another_set_has_under_the_same_names(
-    bucket: Bucket, tmp_path: Path, has_indexes: bool, image_field: str | None
+    bucket: Bucket, tmp_path: Path, has_indexes: bool
 ) -> None:
     for name, first in (("one", 0), ("two", 8)):
         (tmp_path / name).mkdir()
@@ -201,7 +200,7 @@ def test_a_reader_of_a_bucket_refuses_what_another_set_has_under_the_same_names(
         index_tars(str(tmp_path / name), image_field="a.jpg")
     with end_fetchers(tmp_path):
         url = upload(bucket, tmp_path / "one")
-        reader = ShardDataset(url, CROP, cache_dir=tmp_path / "cache", image_field=image_field).reader
+        reader = ShardDataset(url, CROP, cache_dir=tmp_path / "cache").reader
         if has_indexes:
             reader.read(np.arange(8))
         upload(bucket, tmp_path / "two")

@@ -176,20 +176,12 @@ def test_fields_of_all_kinds(root: Path, server: ServiceServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "names"),
-    [
-        ([], "ids"),
-        (range(5, 60), "ranges"),
-        ([*range(30, 50), *range(10), 63], "ranges"),
-        (range(63, 0, -1), "ids"),
-        ([3, 3, 3, 8], "ids"),
-        ([*range(64)] * 2, "ids"),
-    ],
+    "ids", [[], range(5, 60), [*range(30, 50), *range(10), 63], range(63, 0, -1), [3, 3, 3, 8], [*range(64)] * 200]
 )
-def test_subsets_travel_as_ranges_where_these_are_shorter(root: Path, ids: Sequence[int], names: str) -> None:
+def test_subsets_travel_by_their_differences(root: Path, ids: Sequence[int]) -> None:
     dataset = feeder.ShardDataset(root / "set", CROP)
     sent = set_to_json(PartReader(dataset.reader, np.array(ids, np.int64)))
-    assert sent.keys() == {"kind", "of", names}
+    assert len(sent["ids"]) < 100 + len(ids) // 8
     found = set_from_json(json.loads(json.dumps(sent)), Roots([str(root)]))
     assert isinstance(found, PartReader)
     assert found.ids.tolist() == list(ids)
@@ -215,11 +207,6 @@ def test_batches_of_different_sizes(
         make(path, 40, sizes=IMAGES, turned=(2, 5), bad=(3, 20))
     kind = feeder.ShardDataset if make is write_shards else feeder.FolderDataset
     check_equal(kind(path, T.Compose(ops), fields=["index"]), server, on_error="skip", **options)
-
-
-def test_another_field_as_the_image(root: Path, server: ServiceServer) -> None:
-    write_pairs(root / "sides", 16)
-    check_equal(feeder.ShardDataset(root / "sides", CROP, fields=["key"], image_field="right.png"), server)
 
 
 def test_folders_with_targets(root: Path, server: ServiceServer) -> None:

@@ -1,22 +1,13 @@
 from __future__ import annotations
 
-import errno
-import io
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 from feeder.dataset.dataset_shards import write_shards
-from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.shards import ShardDataset
-from feeder.errors import ArgumentError, DecodeError, ShardError, SourceError
-from feeder.loader.dataloader import DataLoader
+from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_field import image_fields
@@ -25,9 +16,7 @@ from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
-from feeder.tools.inspect import inspect
 from feeder.tools.verify import verify
-from feeder.transforms import Resize
 from tests.support.images import encode, pixels
 from tests.support.shard_sets import kept, write_tar
 
@@ -154,111 +143,3 @@ def test_what_has_no_fields_has_none_to_choose(tmp_path: Path) -> None:
         shard(str(tmp_path / "images"), str(tmp_path / "out"), ShardOptions(image_field="jpg"))
     with pytest.raises(ArgumentError, match="image_field must name a field"):
         ShardOptions(image_field=" ; ")
-
-
-def indexed(folder: Path) -> Path:
-    """Tars of others with an image and its mask each, but for the last sample, and an index of them."""
-    folder.mkdir()
-    tar(folder / "a.tar", *[("image.jpg", "mask.png")] * 3)
-    tar(folder / "b.tar", ("image.jpg", "mask.png"), ("image.jpg",))
-    index_tars(str(folder))
-    return folder
-
-
-def test_a_dataset_takes_another_field_as_the_image(tmp_path: Path) -> None:
-    folder = indexed(tmp_path / "set")
-    plain = ShardDataset(folder, fields=["mask.png", "cls"])
-    with pytest.warns(UserWarning, match=r"index\.bin: 1 sample of 5 left out, .* in 'mask\.png'"):
-        masks = ShardDataset(folder, fields=["image.jpg", "cls", "path"], image_field="mask.png")
-    assert (len(plain), len(masks)) == (5, 4)
-    for i in range(4):
-        mask, label, cls = masks[i][0], masks[i][1], masks[i][3]
-        wanted = Image.open(io.BytesIO(plain[i][2]))
-        assert torch.equal(mask, torch.from_numpy(np.array(wanted.convert("RGB"))).permute(2, 0, 1))
-        assert (label, cls, masks[i][4]) == (plain[i][1], plain[i][3], plain.reader.field(i, "path"))
-        assert masks[i][2] == plain.reader.field(i, "image.jpg")
-    with pytest.warns(UserWarning, match="left out"):
-        small = ShardDataset(folder, Resize((20, 20)), image_field="mask.png")
-    loaded = list(DataLoader(small, batch_size=2, num_workers=2))
-    assert torch.equal(torch.cat([images for images, _ in loaded]), torch.stack([small[i][0] for i in range(4)]))
-    assert torch.cat([labels for _, labels in loaded]).tolist() == masks.targets == [0, 1, 2, 0]
-    assert masks.reader.fingerprint() != plain.reader.fingerprint()
-    assert verify(str(folder / "index.mask.png.bin")) == []
-    assert inspect(str(folder / "index.mask.png.bin")).fields == {"mask.png": 4, "image.jpg": 4, "cls": 4}
-    # What is the image already needs no file of its own.
-    assert ShardDataset(folder, image_field="image.jpg").reader.place == plain.reader.place
-
-
-def test_the_index_of_another_field_goes_with_the_set(tmp_path: Path) -> None:
-    source = tar(tmp_path / "t.tar", *[("left.jpg", "right.jpg")] * 3)
-    for force in (False, True):
-        shard(str(source), str(tmp_path / "out"), kept(image_field="left.jpg"), force=force)
-        assert not [*(tmp_path / "out").glob("*index.right.jpg*")]
-        assert len(ShardDataset(tmp_path / "out", image_field="right.jpg")) == 3
-        assert len([*(tmp_path / "out").glob("*index.right.jpg*")]) == 2
-
-
-def test_the_headers_are_read_once_for_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = indexed(tmp_path / "set")
-    read: list[int] = []
-    header = ShardReader.header
-    monkeypatch.setattr(ShardReader, "header", lambda self, i, *place: (read.append(i), header(self, i, *place))[1])
-
-    def opened() -> tuple[int, str]:
-        read.clear()
-        with pytest.warns(UserWarning, match="1 sample"):  # each time
-            dataset = ShardDataset(folder, image_field="mask.png")
-        return len(read), dataset.reader.fingerprint()
-
-    first = opened()
-    assert (first[0], opened()) == (4, (0, first[1]))
-    for path in (folder / "index.mask.png.bin", folder / "b.fidx-index.mask.png"):
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1  # damaged, it is made anew
-        path.write_bytes(data)
-        assert opened() == first
-    tar(folder / "a.tar", *[("image.jpg", "mask.png", "txt.png")] * 3)  # and so it is for another index
-    index_tars(str(folder))
-    again = opened()
-    assert again[0] == 4
-    assert again[1] != first[1]
-
-
-@pytest.mark.parametrize("field", ["rgb.jpg", "cls"])
-def test_a_field_without_images_is_an_error(tmp_path: Path, field: str) -> None:
-    folder = indexed(tmp_path / "set")
-    with pytest.raises(ArgumentError, match=f"image_field='{field}'"):
-        ShardDataset(folder, image_field=field)
-    for make in (lambda: ShardDataset(folder, image_field=";"), lambda: index_tars(str(folder), image_field="")):
-        with pytest.raises(ArgumentError, match="image_field must name a field"):
-            make()
-    assert not list(folder.glob("index.*.bin"))
-
-
-def test_a_disk_that_fails_leaves_no_sample_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = indexed(tmp_path / "set")
-    real, calls = os.preadv, iter(range(100))
-
-    def fail(*arguments: object) -> int:
-        if next(calls) == 2:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(*arguments)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", fail)
-        with pytest.raises(DecodeError, match=r"a\.tar at byte .*read failed at byte \d+: Input/output error"):
-            ShardDataset(folder, image_field="mask.png")
-    assert not list(folder.glob("index.*.bin"))
-
-
-def test_a_header_longer_than_what_is_read_first_is_read_whole(tmp_path: Path) -> None:
-    tagged = io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    exif[0x010E] = "x" * 40_000
-    Image.open(io.BytesIO(image("jpg", 1))).save(tagged, "JPEG", exif=exif)
-    write_tar(tmp_path / "t.tar", [("1.image.jpg", image("jpg", 0)), ("1.left.jpg", tagged.getvalue())])
-    index_tars(str(tmp_path))
-    index = open_index(ShardDataset(tmp_path, image_field="left.jpg").reader.place)
-    row = index.row(0)
-    assert (int(row.width[0]), int(row.height[0]), int(row.orientation[0])) == (21, 36, 6)

@@ -27,7 +27,7 @@ __all__ = ["CudaGuard", "page_lock", "slot_guard"]
 
 
 class CudaGuard:
-    """Says when copies on a GPU that may still read a slot are done; see :class:`feeder.loader.slots.slots.Guard`.
+    """Says when copies on a GPU that may still read a slot are done; see :class:`feeder.loader.slots.slots.Slots`.
 
     Args:
         device: The GPU; None for all that this process uses by then.

@@ -18,7 +18,7 @@ from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.mixture import Mixture
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset import as_feeder, joined_in
+from feeder.dataset.subset import as_feeder, joined_in, remote_in
 from feeder.dataset.subset_reader import PartReader
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
@@ -35,7 +35,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.sampler_replay import Replay
 from feeder.loader.fast.setup import make_engine, make_service, make_work
 from feeder.loader.fast.spans import Span, Spans
-from feeder.loader.left_out import EpochGaps, check_skip, skipped_ids
+from feeder.loader.left_out import check_skip, skipped_ids
 from feeder.loader.observe.stats import NO_SLOTS
 from feeder.loader.options import LoaderOptions
 from feeder.loader.order_identity import check_identity, order_identity, resumed_order
@@ -47,7 +47,9 @@ from feeder.loader.samplers import warn_of_split
 from feeder.loader.slots.image_slots import Samples, Sizes
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
 from feeder.order.bucket_order import BucketOrder, BucketSplit
+from feeder.order.gaps import Gaps
 from feeder.order.mixture_order import MixtureOrder
+from feeder.order.recent import Recent
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
 from feeder.order.skip import Skip
 from feeder.order.split import Split
@@ -105,7 +107,7 @@ class FastPath:
 
         self._agreement = Agreement()
         self._left_after: int | None = None
-        self._gaps = EpochGaps()
+        self._gaps: Recent[Gaps | None] = Recent(2)  # that the last epochs go without
         self.skip = options.skip
 
     def _init_by(self, options: LoaderOptions) -> WorkerInit | None:
@@ -172,7 +174,10 @@ class FastPath:
         shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
         self._follow_batch(options)
         order = self.order if options.skip or isinstance(self.unseeded, BucketOrder) else self.unseeded
-        gaps = self._gaps.of(options.skip, order, place.epoch, lambda: skipped_ids(options.skip, self.dataset.reader))
+        gaps, skip = None, options.skip
+        if skip:
+            at = order, place.epoch, skip
+            gaps = self._gaps.get(at, lambda: skip.gaps(order, place.epoch, skipped_ids(skip, self.dataset.reader)))
         if isinstance(order, BucketOrder):
             return BucketSplit(order, place.epoch, *shares, place.by_bucket, gaps)
         return Split(order.samples_in(place.epoch), *shares, place.start, gaps)
@@ -213,7 +218,7 @@ class FastPath:
         live = self._live()
         for iterator in self._iterators:
             if iterator.progress in live:
-                iterator.progress.follow(self.order, self.split(iterator.options, iterator.progress.place))
+                iterator.progress.follow(self.order, self.split(iterator.epoch.options, iterator.progress.place))
         if self._progress in live and isinstance(self._read_ahead, ReadAhead):
             self._begin_read_ahead(self._progress)
 
@@ -255,7 +260,8 @@ class FastPath:
         self._leave_out(options.skip)
         place, progress = self._next, self._progress
         split = self.split(options, place) if self.own_order else None
-        self._tell_of_split(split)
+        if split is not None and not self._has_told:  # of a way to split it that the caller may not expect
+            self._has_told = warn_of_split(self.order, split, is_meant=options.ranks is not None)
         self._left_after = progress.steps if progress is not None and progress.is_midway and progress.steps else None
         self._next = Place(place.epoch + 1)
         try:
@@ -300,18 +306,13 @@ class FastPath:
         if self._read_ahead is not None:
             self._read_ahead.close()
         self._read_ahead = None
-        if not reader.is_remote or (self._service is not None and self._service.only):
+        if not remote_in(reader) or (self._service is not None and self._service.only):
             return
         made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
         if split is not None and progress.order is not None:
             self._read_ahead = ReadAhead(reader, progress.order, split, progress, made)
         elif options.num_workers:
             self._read_ahead = DrawnAhead(reader, progress, made)
-
-    def _tell_of_split(self, split: Split | None) -> None:
-        """Says once that an epoch is split by rank in a way that the caller may not expect."""
-        if split is not None and not self._has_told:
-            self._has_told = warn_of_split(self.order, split, is_meant=self.options.ranks is not None)
 
     def _agree(self, progress: EpochProgress) -> None:
         """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
@@ -386,9 +387,9 @@ class FastPath:
         iterator = self._latest
         return self._next.epoch if iterator is None or not iterator.is_untouched else iterator.place().epoch
 
-    def aim(self, epoch: int) -> FastIterator | None:
+    def aim(self, epoch: int) -> None:
         """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
-        nothing yet, else of the next. Returns the iterator if that begins anew."""
+        nothing yet, else of the next."""
         self._agreement.epoch_was_set()
         iterator = self._latest
         if iterator is None or not iterator.is_untouched:
@@ -396,12 +397,10 @@ class FastPath:
         elif iterator.place().epoch != epoch:
             self._set_epoch(epoch)
             place, self._next = self._next, Place(epoch + 1)
-            iterator.give_up()
+            iterator.end()
             split = self.split(self.options, place)
             iterator.begin(self._epoch(place, split))
             self._note(place, split)
-            return iterator
-        return None
 
     def _note(self, place: Place, split: Split | None) -> None:
         """Notes how the epoch is split from a place on."""
@@ -434,9 +433,8 @@ class FastPath:
 
     def _place(self) -> Place:
         """Returns the place after the batches that were handed out."""
-        iterator = self._iterator() if self._iterator is not None else None
         progress = self._progress
-        goes_on = progress is not None and (progress.is_midway if iterator is None else not progress.exhausted)
+        goes_on = progress is not None and (progress.is_midway if self._latest is None else not progress.exhausted)
         return progress.now() if progress is not None and goes_on else self._next
 
     def _sources(self) -> dict[str, Any]:

@@ -7,14 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import stop_in_a_batch
-from feeder.loader.collate_errors import explain_sizes
 from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.device.nested import map_tensors
 from feeder.loader.device.page_lock import slot_guard
@@ -30,9 +29,6 @@ from feeder.loader.options import LoaderOptions
 from feeder.loader.workers.iterator_lock import IteratorLock
 from feeder.system.limit_errors import explained
 
-if TYPE_CHECKING:
-    from feeder.loader.observe.live_view import LiveView
-
 __all__ = ["Epoch", "FastIterator", "HostBatches"]
 
 
@@ -42,22 +38,25 @@ class FastIterator:
     Args:
         epoch: The epoch.
         owner: The loader, which lives as long as the iterator.
+
+    Attributes:
+        epoch: The epoch.
+        progress: Progress through it.
     """
 
     def __init__(self, epoch: Epoch, owner: object) -> None:
         if epoch.options.timeout and epoch.engine is None:
             raise AssertionError("without workers, timeout must be 0")
         self._owner = owner
-        self.view: LiveView | None = None
         self._use = IteratorLock()
         self._closed = True
         self.begin(epoch)
 
     def begin(self, epoch: Epoch) -> None:
-        """Starts to make the batches of an epoch; a second time only after :meth:`give_up`."""
+        """Starts to make the batches of an epoch; a second time only after :meth:`end`."""
         self._use.is_over = False
-        self._epoch = epoch
-        self._progress = epoch.progress
+        self.epoch = epoch
+        self.progress = epoch.progress
         self._asked_ns = time.monotonic_ns()
         self._given_ns = 0
         self._host = HostBatches(epoch, self._use)
@@ -74,14 +73,14 @@ class FastIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._progress)
+        return len(self.progress)
 
     def __next__(self) -> Any:
-        with self._use.begun(self._end):
+        with self._use.begun(self.end):
             return self._next()
 
     def _next(self) -> Any:
-        epoch, progress = self._epoch, self._progress
+        epoch, progress = self.epoch, self.progress
         if progress.exhausted:
             raise StopIteration
 
@@ -96,13 +95,13 @@ class FastIterator:
         except StopIteration:
             progress.exhausted = not self._closed  # closed before its end, it has not come to it
             progress.moved.set()
-            self._end()
+            self.end()
             if progress.exhausted:
                 epoch.ledger.warn_at_epoch_end(progress)
             raise
         except BaseException:
             with contextlib.suppress(Exception):  # it is no news beside what is under way
-                self._end()
+                self.end()
             with explained():
                 raise
 
@@ -113,38 +112,24 @@ class FastIterator:
         if isinstance(finished, BaseException):
             if isinstance(finished, StopIteration):
                 raise stop_in_a_batch(finished)
-            if isinstance(finished, RuntimeError):
-                explain_sizes(epoch.dataset, finished)
             with explained():
                 raise finished
 
-        if self.view is not None:
-            self.view.step()
         self._given_ns = time.monotonic_ns()
         return tuple(batch) if isinstance(batch, list) and not epoch.work.makes_batches else batch
 
     def _next_here(self) -> tuple[BatchRecord | BaseException, Any]:
         finished, batch = self._host.next()
-        batch = self._epoch.finishing.complete(finished, batch)
-        if self._pins and self._epoch.work.makes_batches:
+        batch = self.epoch.finishing.complete(finished, batch)
+        if self._pins and self.epoch.work.makes_batches:
             # Also objects with a pin_memory() of their own, as torch's loader does.
             return finished, pin_memory(batch)  # type: ignore[no-untyped-call]
         return finished, map_tensors(batch, torch.Tensor.pin_memory) if self._pins else batch
 
     @property
-    def progress(self) -> EpochProgress:
-        """Its progress."""
-        return self._progress
-
-    @property
-    def options(self) -> LoaderOptions:
-        """The loader's options for its epoch."""
-        return self._epoch.options
-
-    @property
     def is_untouched(self) -> bool:
         """True if no batch was handed out yet, and the epoch is not over."""
-        return self._progress.steps == 0 and not self._progress.exhausted
+        return self.progress.steps == 0 and not self.progress.exhausted
 
     def slots(self) -> dict[str, int]:
         """Returns the number of slots in all, held by the caller, being filled, and full."""
@@ -152,21 +137,15 @@ class FastIterator:
 
     def place(self) -> Place:
         """Returns the place at which the next iteration goes on after the batches that were handed out."""
-        return self._progress.now()
+        return self.progress.now()
 
     def close(self) -> bool:
         """Gives up the batches in the making and lets go of the workers, see Note [Closing]; True if that is done."""
-        return self._use.end(self._end)
+        return self._use.end(self.end)
 
-    def give_up(self) -> None:
-        """Gives up the epoch, of which nothing was handed out, for another one: see :meth:`begin`."""
-        self._end()
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Gives up the epoch, for another one if nothing of it was handed out: see :meth:`begin`."""
         self._closed = True
-        view, self.view = self.view, None
-        if view is not None:
-            view.end()
         self._feed = None
         self._host.close()
 
@@ -220,7 +199,6 @@ class HostBatches:
         self._engine = epoch.engine
         self._queue: BatchQueue | None = None
         self._decoding: DecodeFeed | None = None
-        self._refusal: Exception | None = None
         source: Iterator[BatchRecord | BaseException]
         if epoch.engine is None:
             source = make_here(epoch.work, epoch.requests)
@@ -228,7 +206,11 @@ class HostBatches:
             epoch.engine.busy = True
             options = epoch.options
             source = self._queue = BatchQueue(epoch.engine, epoch.requests, options.timeout, options.batch_size, use)
-            self._fill(self._queue)
+            try:
+                self._queue.fill()
+            except BaseException:
+                self.close()
+                raise
         if epoch.decoder is not None:
             stream = epoch.options.device.stream
             source = self._decoding = DecodeFeed(
@@ -243,16 +225,6 @@ class HostBatches:
             )
         self._source = source
 
-    def _fill(self, queue: BatchQueue) -> None:
-        replay = self._epoch.progress.replay
-        try:
-            queue.fill()
-        except BaseException as error:
-            if replay is None or error is not replay.refusal:
-                self.close()
-                raise
-            self._refusal = replay.refusal  # a resume fails with the first batch, as without workers
-
     def next(self) -> tuple[BatchRecord | BaseException, Any]:
         """Returns the record of the next batch, and the batch itself before its last steps; an error and None instead.
 
@@ -260,8 +232,6 @@ class HostBatches:
             StopIteration: after the last batch.
             Exception: if workers can't go on.
         """
-        if self._refusal is not None:
-            raise self._refusal
         finished = next(self._source)
         if self._queue is not None:
             self._epoch.ledger.waited(self._queue.take_waited_ns())

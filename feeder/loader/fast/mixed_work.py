@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.part_report import SUMS, PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.order.mixture_order import source_seed
+from feeder.system.arrays import AnyArray
 
 __all__ = ["MixedWork"]
 
@@ -31,7 +30,7 @@ class MixedWork(Work):
 
     names: tuple[str, ...] = ()
     works: tuple[Work, ...] = ()
-    _rows: dict[int, npt.NDArray[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _rows: dict[int, AnyArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +81,7 @@ class MixedWork(Work):
         work.left_out = self.left_out[first:end] - self.starts[source]
         return work
 
-    def _rows_like(self, number: int, array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    def _rows_like(self, number: int, array: AnyArray, rows: int) -> AnyArray:
         """Returns memory for some rows of an array; the same in every part, as fresh pages take a tenth of the time
         that a batch takes."""
         kept = self._rows.get(number)
@@ -96,5 +95,5 @@ class MixedWork(Work):
             for row, value in zip(rows, found, strict=True):
                 values[row] = value
         report.substitutions += [each._replace(substitute=each.substitute + start) for each in made.substitutions]
-        for name in ("read_ns", "decode_ns", "encoded_bytes", "clipped", "slow"):
+        for name in SUMS:
             setattr(report, name, getattr(report, name) + getattr(made, name))

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.extras_json import is_json
 from feeder.errors import DecodeError
-from feeder.loader.fast.part_report import PartReport, Substitution
+from feeder.loader.fast.part_report import SUMS, PartReport, Substitution
 from feeder.loader.observe.meter import STAGE_WORDS, STAGES, Meter
 
 __all__ = ["add_stages", "error_from_json", "report_from_json", "report_to_json"]
 
-_NUMBERS = ("read_ns", "decode_ns", "encoded_bytes", "clipped", "slow")
 _BYTES, _ARRAY, _LIST, _DICT = "bytes", "array", "list", "dict"
 _ARRAYS = "biufc"  # kinds of dtypes
 _MOST_ARRAY_BYTES = 1 << 30
@@ -37,7 +37,7 @@ def report_to_json(report: PartReport, meter: Meter) -> dict[str, Any]:
         "extras": [[_encoded(value) for value in values] for values in report.extras],
         "substitutions": [list(each) for each in report.substitutions],
         "stages": [places.tolist(), meter.words[places].tolist()],
-        **{name: getattr(report, name) for name in _NUMBERS},
+        **{name: getattr(report, name) for name in SUMS},
     }
 
 
@@ -57,12 +57,12 @@ def report_from_json(value: Mapping[str, Any], rows: int, columns: int) -> PartR
         raise ValueError("a report without fields")
     if not all(isinstance(each, list) and len(each) == rows for each in extras) or len(substitutions) > rows:
         raise ValueError("a report with fields of other samples")
-    if not all(type(value.get(name)) is int and 0 <= value[name] < _MOST for name in _NUMBERS):
+    if not all(type(value.get(name)) is int and 0 <= value[name] < _MOST for name in SUMS):
         raise ValueError("a report without numbers")
     return PartReport(
         extras=[[_decoded(each) for each in values] for values in extras],
         substitutions=[_substitution(each) for each in substitutions],
-        **{name: value[name] for name in _NUMBERS},
+        **{name: value[name] for name in SUMS},
     )
 
 
@@ -109,22 +109,13 @@ def _encoded(value: Any) -> Any:
         array = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
         packed = zlib.compress(array.tobytes(), 1)  # class numbers of masks take a fiftieth
         return {_ARRAY: [array.dtype.str, list(value.shape), base64.b64encode(packed).decode()]}
-    if _is_json(value):
+    if is_json(value):
         return [value]
     if type(value) is list:
         return {_LIST: [_encoded(each) for each in value]}
     if type(value) is dict and all(type(key) is str for key in value):
         return {_DICT: {key: _encoded(each) for key, each in value.items()}}
     raise ValueError(f"a field's value of {type(value).__name__} can't be sent: {str(value)[:100]}")
-
-
-def _is_json(value: Any) -> bool:
-    """Returns whether a value comes out of JSON as it went in."""
-    if type(value) is dict:
-        return all(type(key) is str and _is_json(each) for key, each in value.items())
-    if type(value) is list:
-        return all(map(_is_json, value))
-    return value is None or type(value) in (bool, int, float, str)
 
 
 def _decoded(value: Any) -> Any:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.decoder import DecodeResult, View
 from feeder.decoders.op_math import bfloat16_bits
 from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.errors import DecodeError
 from feeder.loader.observe.meter import Meter
+from feeder.system.arrays import AnyArray, Int64s, Uint8s
 
 if TYPE_CHECKING:
     from feeder.dataset.extras import Extra
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["PaddedSink", "PixelSink", "SampleSink", "Sink", "StagedSink", "put_extras", "read_extras"]
 
 
-class Sink(Protocol):
-    """Takes the images of a part, all at once, and some of them again.
+class Sink:
+    """Base of what takes the images of a part, all at once, and some of them again.
 
     Attributes:
         takes_rows: True if images may lack the rows that are not needed.
@@ -41,7 +41,7 @@ class Sink(Protocol):
 
     takes_rows: bool
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """Takes the images of some rows; a row that is given again is replaced.
 
         Args:
@@ -49,14 +49,15 @@ class Sink(Protocol):
             encoded: K images, as they were read without an error; need not outlive the call.
             draws: The random parameters drawn for each view of them.
         """
-        ...
+        raise NotImplementedError
 
     def close(self) -> dict[int, Buffer]:
         """Ends the part; returns the payloads of staged images that did not fit the slot, by their place, see
         :class:`feeder.decoders.staged.staged.Staged`."""
+        return {}
 
 
-class PixelSink:
+class PixelSink(Sink):
     """Decodes at once, into the slot.
 
     Args:
@@ -72,7 +73,7 @@ class PixelSink:
         decoder: Decoder,
         recipes: tuple[Recipe, ...],
         splits: tuple[DeviceSplit | None, ...],
-        images: tuple[npt.NDArray[Any], ...],
+        images: tuple[AnyArray, ...],
         meter: Meter,
     ) -> None:
         self._decoder = decoder
@@ -83,7 +84,7 @@ class PixelSink:
         self._recipes = [recipe if split is None else split.cpu for recipe, split in both]
         self.takes_rows = decoder.takes_rows
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         views = []
         for recipe, split, drawn, images in zip(self._recipes, self._splits, draws, self._images, strict=True):
@@ -98,12 +99,8 @@ class PixelSink:
                 images[rows] = view.out
         return result
 
-    def close(self) -> dict[int, Buffer]:
-        """See :meth:`Sink.close`."""
-        return {}
 
-
-class SampleSink:
+class SampleSink(Sink):
     """Decodes at once, each image into a separate array of the size that it has after the recipe.
 
     Args:
@@ -120,7 +117,7 @@ class SampleSink:
         self._meter = meter
         self.takes_rows = decoder.takes_rows
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         results = []
         for k, row in enumerate(rows.tolist()):
@@ -130,15 +127,11 @@ class SampleSink:
             results.append(sink.add(np.zeros(1, np.int64), encoded.take([k]), (drawn,)))
         return DecodeResult.join(results)
 
-    def _image(self, row: int, height: int, width: int) -> npt.NDArray[Any]:
+    def _image(self, row: int, height: int, width: int) -> AnyArray:
         """Returns the array [C, H, W] of a row's image."""
         self._images[row] = np.empty((*self._recipe.leading_shape, height, width), self._recipe.storage_dtype)
-        image: npt.NDArray[Any] = self._images[row]
+        image: AnyArray = self._images[row]
         return image
-
-    def close(self) -> dict[int, Buffer]:
-        """See :meth:`Sink.close`."""
-        return {}
 
 
 class PaddedSink(SampleSink):
@@ -152,19 +145,19 @@ class PaddedSink(SampleSink):
         meter: Counts time and bytes.
     """
 
-    def __init__(self, decoder: Decoder, recipe: Recipe, images: npt.NDArray[Any], value: float, meter: Meter) -> None:
+    def __init__(self, decoder: Decoder, recipe: Recipe, images: AnyArray, value: float, meter: Meter) -> None:
         super().__init__(decoder, recipe, images, meter)
         is_bits = recipe.output_dtype == "bfloat16"
         self._value = bfloat16_bits(np.array(value, np.float32)) if is_bits else value
 
-    def _image(self, row: int, height: int, width: int) -> npt.NDArray[Any]:
-        padded: npt.NDArray[Any] = self._images[row]
+    def _image(self, row: int, height: int, width: int) -> AnyArray:
+        padded: AnyArray = self._images[row]
         padded[:, height:] = self._value
         padded[:, :height, width:] = self._value
         return padded[:, :height, :width]
 
 
-class StagedSink:
+class StagedSink(Sink):
     """Checks the images and cuts them to what their views need; they are decoded elsewhere.
 
     Args:
@@ -174,9 +167,7 @@ class StagedSink:
         meter: Counts time and bytes: of checking and cutting, and of writing.
     """
 
-    def __init__(
-        self, stager: Stager, recipes: tuple[Recipe, ...], memory: npt.NDArray[np.uint8], meter: Meter
-    ) -> None:
+    def __init__(self, stager: Stager, recipes: tuple[Recipe, ...], memory: Uint8s, meter: Meter) -> None:
         self._stager = stager
         self._recipes = recipes
         self._memory = memory
@@ -186,7 +177,7 @@ class StagedSink:
         self._staged = Staged(rows, [b""] * len(rows), len(recipes))
         self.takes_rows = stager.takes_rows
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         started, views = time.perf_counter_ns(), len(self._recipes)
         staged, result = self._stager.stage(
@@ -199,9 +190,7 @@ class StagedSink:
             self._staged.payloads[place] = payload
         return result
 
-    def put_plans(
-        self, plans: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], size: tuple[int, int], time_ns: int
-    ) -> None:
+    def put_plans(self, plans: Uint8s, places: Int64s, size: tuple[int, int], time_ns: int) -> None:
         """Takes the only view of all images as plans, see ``_native.plan_images``; those without bytes are added later.
 
         Args:
@@ -222,7 +211,7 @@ class StagedSink:
         return left_over
 
 
-def read_extras(extras: tuple[Extra, ...], reader: Reader, ids: npt.NDArray[np.int64]) -> list[list[Any]]:
+def read_extras(extras: tuple[Extra, ...], reader: Reader, ids: Int64s) -> list[list[Any]]:
     """Returns the values of targets and further fields as they are read, N of each; errors in place of bad ones."""
     return [[_read(extra, reader, i) for i in ids.tolist()] for extra in extras]
 
@@ -239,7 +228,7 @@ def put_extras(
     values: list[list[Any]],
     view: SlotView,
     report: PartReport,
-    rows: npt.NDArray[np.int64],
+    rows: Int64s,
     draws: tuple[Draws, ...],
     errors: list[DecodeError | None],
 ) -> None:

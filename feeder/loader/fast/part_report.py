@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from feeder.loader.observe.meter import Meter
     from feeder.loader.slots.batch_message import Collated
 
-__all__ = ["SUBSTITUTES", "PartReport", "Substitution", "no_substitute"]
+__all__ = ["SUBSTITUTES", "SUMS", "PartReport", "Substitution", "no_substitute"]
 
 
 SUBSTITUTES = 16  # tried in place of one bad sample
+SUMS = ("read_ns", "decode_ns", "encoded_bytes", "clipped", "slow")  # of a report, which add up
 
 
 class Substitution(NamedTuple):
@@ -99,11 +100,7 @@ class PartReport:
                 for (image, row, view), data in report.left_over.items()
             },
             collated=reports[0].collated,
-            read_ns=sum(report.read_ns for report in reports),
-            decode_ns=sum(report.decode_ns for report in reports),
-            encoded_bytes=sum(report.encoded_bytes for report in reports),
-            clipped=sum(report.clipped for report in reports),
-            slow=sum(report.slow for report in reports),
+            **{name: sum(getattr(report, name) for report in reports) for name in SUMS},
         )
 
     @property

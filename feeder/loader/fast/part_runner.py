@@ -18,9 +18,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from feeder import _native
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
@@ -28,6 +25,7 @@ from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.programs import Finish, Programs, has_programs, programs
 from feeder.loader.observe.meter import Meter, stage_at
 from feeder.shard.source.image_file import LARGE_BYTES
+from feeder.system.arrays import Int64s, Uint8s
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from feeder.transforms.op import Params
 from feeder.transforms.target_ops import TargetOp
@@ -66,7 +64,7 @@ class PartRunner:
     def __init__(
         self,
         reader: ShardReader,
-        subsets: list[npt.NDArray[np.int64]],
+        subsets: list[Int64s],
         native: _native.PartRunner,
         samples: int,
         recipe: Recipe,
@@ -85,7 +83,7 @@ class PartRunner:
         self._behind = behind
         self._ops = [recipe.ops[number] for number in behind]
         self._finish = finish
-        self._apart: npt.NDArray[np.uint8] | None = None
+        self._apart: Uint8s | None = None
         self._crops_first = recipe.crops_first
         self._pause = 0
 
@@ -195,7 +193,7 @@ class PartRunner:
         report.slow += found[1]
         return sorted(left)
 
-    def _memory(self, count: int) -> npt.NDArray[np.uint8]:
+    def _memory(self, count: int) -> Uint8s:
         """Returns images apart from the slot, the same memory for all parts."""
         assert self._finish is not None
         if self._apart is None or len(self._apart) < count:

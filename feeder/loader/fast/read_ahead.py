@@ -19,6 +19,7 @@ import numpy.typing as npt
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.subset import remote_in
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import FeederError
 from feeder.loader.fast.batch_queue import BatchRecord
@@ -106,9 +107,7 @@ class _Set:
         lasts = dict(zip(entries, steps[::-1][back].tolist(), strict=True))
         for shard, last in lasts.items():
             last_steps.append((entries[shard].name, last))
-            own = self.reader.index.index_entry(shard)
-            if own is not None:
-                last_steps.append((own.name, last))
+            last_steps.append((self.reader.index.index_entry(shard).name, last))
 
         if is_first:
             places = zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True)
@@ -248,7 +247,7 @@ class ReadAhead(_Ahead):
         self._together = max(1, min(self._chunk, needed // _TOGETHER))
         self._ahead = needed + self._together - 1
 
-        found = {id(leaf): leaf for leaf, _ in _leaves(reader, np.zeros(0, np.int64))}
+        found = {id(leaf): leaf for leaf in remote_in(reader) if _is_fetched(leaf)}
         fit = all(leaf.store_bytes <= leaf.cache_bytes for leaf in found.values())
         working = {} if fit else self._working_bytes()
         for number, leaf in found.items():
@@ -370,27 +369,19 @@ def _looked_ahead(order: Order) -> int:
     return _PLAIN_SAMPLES
 
 
+def _is_fetched(reader: ShardReader) -> bool:
+    """Returns True for a remote set that is fetched ahead, and not crop by crop."""
+    return reader.mirror is not None and not reader.mirror.reads_crops
+
+
 def _leaf_rows(reader: Reader, ids: Int64s) -> Iterator[tuple[ShardReader, Int64s, Int64s]]:
     """Yields the remote readers below a reader whose sets are fetched ahead, with the ids there of those samples that
     they have, and their rows."""
-    rows = np.arange(len(ids))
     if isinstance(reader, PartReader):
         yield from _leaf_rows(reader.whole, reader.ids[ids])
     elif isinstance(reader, JoinedReader):
-        numbers = np.searchsorted(reader.starts, ids, side="right") - 1
-        for number, part in enumerate(reader.readers):
-            own = rows[numbers == number]
-            if own.size or not ids.size:
-                for leaf, found, within in _leaf_rows(part, ids[own] - reader.starts[number]):
-                    yield leaf, found, own[within]
-    elif (
-        isinstance(reader, ShardReader)
-        and reader.mirror is not None
-        and not cast(CacheMirror, reader.mirror).options.reads_crops
-    ):
-        yield reader, ids, rows
-
-
-def _leaves(reader: Reader, ids: Int64s) -> Iterator[tuple[ShardReader, Int64s]]:
-    for leaf, own, _ in _leaf_rows(reader, ids):
-        yield leaf, own
+        for number, rows, own in reader.groups(ids):
+            for leaf, found, within in _leaf_rows(reader.readers[number], own):
+                yield leaf, found, rows[within]
+    elif isinstance(reader, ShardReader) and _is_fetched(reader):
+        yield reader, ids, np.arange(len(ids))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder import _native as native
 from feeder.loader.fast.part_answer import add_stages, report_from_json
@@ -16,13 +15,14 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import given_labels, sent_splits
 from feeder.loader.slots.image_slots import SlotView
 from feeder.service.frames import Frame
+from feeder.system.arrays import AnyArray, Uint8s
 
 __all__ = ["Arrays", "PartReceiver"]
 
 _MOST_REPORT_BYTES, _MOST_LABEL_BYTES = 32 << 20, 64 << 20
 
 # Labels, images and further arrays of a part, uint8 [bytes] each, as they were sent.
-Arrays = list[npt.NDArray[np.uint8]]
+Arrays = list[Uint8s]
 
 
 class PartReceiver:
@@ -75,7 +75,7 @@ class PartReceiver:
 
         return [report, *map(memoryview, arrays)], arrays  # type: ignore[arg-type]
 
-    def take(self, view: SlotView, answer: Frame, arrays: Arrays, memory: npt.NDArray[np.uint8] | None) -> PartReport:
+    def take(self, view: SlotView, answer: Frame, arrays: Arrays, memory: Uint8s | None) -> PartReport:
         """Puts a part into its slot, and does what is left to do: labels of the dataset's own, and affine maps.
 
         Args:
@@ -116,7 +116,7 @@ class PartReceiver:
             view.labels[:] = self._labels[ids]
         return report
 
-    def _arrays_at(self, view: SlotView, places: Any, memory: npt.NDArray[np.uint8]) -> Arrays:
+    def _arrays_at(self, view: SlotView, places: Any, memory: Uint8s) -> Arrays:
         if not isinstance(places, list) or not all(
             isinstance(each, list) and len(each) == 2 and all(type(number) is int and number >= 0 for number in each)
             for each in places
@@ -132,7 +132,7 @@ class PartReceiver:
             if array.base is None:
                 self._scratch.setdefault(len(array), []).append(array)
 
-    def _targets(self, view: SlotView) -> list[npt.NDArray[Any] | None]:
+    def _targets(self, view: SlotView) -> list[AnyArray | None]:
         """Returns for each array that is sent its place in the slot; None for one that something is left to do on."""
         images = [image if affine is None else None for image, affine in zip(view.images, self._maps, strict=True)]
         return [view.labels if self._labels is None else None, *images, *view.further]
@@ -151,6 +151,6 @@ class PartReceiver:
         return sizes == expected
 
 
-def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _bytes(array: AnyArray) -> Uint8s:
     """Returns the memory of a contiguous array, uint8 [bytes]."""
     return array.reshape(-1).view(np.uint8)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.extras import Column, Extra
 from feeder.dataset.further_images import FurtherImage, further_recipes, images_in, key_rows, values_in
@@ -27,6 +26,7 @@ from feeder.loader.fast.part_report import SUBSTITUTES, PartReport, Substitution
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Layout, Samples, Sizes, SlotView
 from feeder.order.sample_order import substitute
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.warning import warn
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Work:
     table: BucketTable | None = None
     pad: PadToBatch | None = None
     largest: tuple[int, int] | None = None
-    left_out: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    left_out: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     groups: Buckets | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
@@ -285,7 +285,7 @@ class Work:
             found = self._runners[id(recipe)] = recipe, runner
         return found[1]
 
-    def _sinks(self, recipes: tuple[Recipe, ...], images: tuple[npt.NDArray[Any], ...]) -> list[Sink]:
+    def _sinks(self, recipes: tuple[Recipe, ...], images: tuple[AnyArray, ...]) -> list[Sink]:
         """Returns the ways into the slot: of the image with its views, and of each further image."""
         if self.stager is not None:
             places = zip(self.views_of, images, strict=True)
@@ -303,7 +303,7 @@ class Work:
         self,
         recipes: tuple[Recipe, ...],
         splits: tuple[DeviceSplit | None, ...],
-        images: tuple[npt.NDArray[Any], ...],
+        images: tuple[AnyArray, ...],
     ) -> Sink:
         return PixelSink(self.decoder, recipes, splits, images, self.meter)
 
@@ -354,12 +354,12 @@ class Work:
         drawn = self.recipe.views[0].draw(self.seed, epoch, one, known[1])
         return bool((drawn.output_size <= within).all())
 
-    def keys(self, samples: Samples) -> list[npt.NDArray[np.int64]]:
+    def keys(self, samples: Samples) -> list[Int64s]:
         """Returns the keys of the augmentation's draws, int64 [N] for each view, and for each further image with draws
         of its own: others for each repeat of a sample."""
         return samples.keys(self._key_rows, len(self.reader))
 
-    def image_keys(self, samples: Samples) -> list[npt.NDArray[np.int64]]:
+    def image_keys(self, samples: Samples) -> list[Int64s]:
         """Returns the keys of each image that is made of a sample; see :attr:`recipes`."""
         keys = self.keys(samples)
         further = (each for image in self.images for each in keys[image.number : image.end])
@@ -368,7 +368,7 @@ class Work:
     def _make(
         self,
         part: _Part,
-        rows: npt.NDArray[np.int64],
+        rows: Int64s,
         samples: Samples,
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; returns an error or None for each."""
@@ -408,7 +408,7 @@ class Work:
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
-    def _add_extras(self, part: _Part, rows: npt.NDArray[np.int64], errors: list[DecodeError | None]) -> None:
+    def _add_extras(self, part: _Part, rows: Int64s, errors: list[DecodeError | None]) -> None:
         """Reads and puts in the part the targets and further fields of rows whose only image is there.
 
         Args:
@@ -438,9 +438,9 @@ class Work:
     def _add_images(
         self,
         part: _Part,
-        rows: npt.NDArray[np.int64],
+        rows: Int64s,
         drawing: _Drawing,
-        sizes: npt.NDArray[np.int32],
+        sizes: Int32s,
         errors: list[DecodeError | None],
     ) -> None:
         """Makes the further images of samples that have no error yet; one that can't be made is its sample's error."""
@@ -459,7 +459,7 @@ class Work:
 
     def _read(
         self,
-        ids: npt.NDArray[np.int64],
+        ids: Int64s,
         report: PartReport,
         drawing: _Drawing | None = None,
         started: int | None = None,
@@ -513,7 +513,7 @@ class _Drawing:
 
     work: Work
     part: _Part
-    keys: list[npt.NDArray[np.int64]]
+    keys: list[Int64s]
     extras: list[list[Any]]
     draws: tuple[Draws, ...] | None = field(default=None, init=False)
     spent_ns: int = field(default=0, init=False)
@@ -523,7 +523,7 @@ class _Drawing:
         """True if all views may need a part of the rows only."""
         return all(recipe.crops_first for recipe in self.part.recipes[: len(self.work.recipe.views)])
 
-    def draw(self, sizes: npt.NDArray[np.int32]) -> tuple[Draws, ...]:
+    def draw(self, sizes: Int32s) -> tuple[Draws, ...]:
         """Draws for images of these upright sizes, int32 [N, 2]."""
         started = time.perf_counter_ns()
         work, epoch = self.work, self.part.epoch
@@ -535,14 +535,14 @@ class _Drawing:
         self.work.meter.add("draw", self.spent_ns)
         return self.draws
 
-    def _boxes(self, recipe: Recipe, sizes: npt.NDArray[np.int32]) -> SampleBoxes | None:
+    def _boxes(self, recipe: Recipe, sizes: Int32s) -> SampleBoxes | None:
         if not recipe.draws_from_boxes:
             return None
         from feeder.dataset.target_values import boxes_of  # which few loaders need
 
         return boxes_of(recipe, self.work.extras, self.extras, sizes)
 
-    def rows(self, orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def rows(self, orientations: Uint8s, sizes: Int32s) -> Int32s:
         """Returns the rows that the crops need; see :data:`feeder.dataset.reader.Wanted`."""
         return stored_rows(self.draw(sizes), orientations)
 
@@ -552,7 +552,7 @@ def _take(views: tuple[Draws, ...], rows: list[int]) -> tuple[Draws, ...]:
 
 
 def _add(
-    report: PartReport, sink: Sink, encoded: ReadSamples, rows: npt.NDArray[np.int64], draws: tuple[Draws, ...]
+    report: PartReport, sink: Sink, encoded: ReadSamples, rows: Int64s, draws: tuple[Draws, ...]
 ) -> list[DecodeError | None]:
     """Gives samples that were read to the sink, and counts them; returns an error or None for each."""
     errors = list(encoded.errors)

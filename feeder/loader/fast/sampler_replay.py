@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.errors import ArgumentError
 from feeder.loader.random_state import RandomSource, get_state, global_sources, set_state
 from feeder.loader.slots.image_slots import Samples
 from feeder.loader.stateful import is_stateful
+from feeder.system.arrays import Int64s
 from feeder.system.text import count
 
 __all__ = ["Replay", "check_replay_state"]
@@ -45,7 +45,6 @@ class Replay:
         saved: What :meth:`state` gave then; None: nothing is known, and nothing is checked.
 
     Attributes:
-        refusal: The error that ended the replay, if it did not give the same samples.
         drawn: Names of the global generators that the first batch was drawn from.
     """
 
@@ -66,7 +65,6 @@ class Replay:
         self._first = 0
         self._own: Any = None
         self._ahead: collections.deque[tuple[bytes, int, Any]] = collections.deque()
-        self.refusal: ArgumentError | None = None
 
     def __len__(self) -> int:
         """Batches of the whole epoch."""
@@ -236,13 +234,12 @@ class Replay:
         self._is_there = True
 
     def _refuse(self, reason: str) -> None:
-        self.refusal = ArgumentError(
+        raise ArgumentError(
             f"this state does not fit the sampler, {self.name}: {reason}. Resume with a sampler that has what it had "
             "then: batch size, seed, epoch (sampler.set_epoch), and a generator (generator=torch.Generator()."
             "manual_seed(...)), whose state each rank has to save and load; or begin the epoch anew, with "
             "loader.set_epoch(epoch) in place of load_state_dict"
         )
-        raise self.refusal
 
 
 def check_replay_state(state: Any) -> None:
@@ -267,7 +264,7 @@ def _chain(sampler: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         sampler, path = inner, f"{path}{name}."
 
 
-def _repeats(ids: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _repeats(ids: Int64s, times: Int64s) -> Int64s:
     """Returns for each of a batch's ids how often it came before, int64 [N].
 
     Args:
@@ -278,6 +275,6 @@ def _repeats(ids: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> npt.ND
     ordered, again = ids[order], np.zeros(len(ids), np.int64)
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
     again[order] = np.arange(len(ids)) - np.repeat(starts, np.diff(starts, append=len(ids)))
-    repeats: npt.NDArray[np.int64] = times[ids] + again
+    repeats: Int64s = times[ids] + again
     np.add.at(times, ids, 1)
     return repeats

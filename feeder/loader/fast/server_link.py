@@ -23,6 +23,7 @@ from feeder.service.frames import (
     Sender,
     is_here,
     local_name,
+    whole,
 )
 from feeder.system.mapping import map_other_memory
 
@@ -30,6 +31,7 @@ __all__ = ["Place", "ServerLink"]
 
 SILENCE_S = 4 * HEARTBEAT_S
 _CONNECT_S = 2.0
+_MOST = 1 << 16  # cores, and parts of its credit
 _MOST_TIMES = 10.0
 _NEWEST = 0.1  # share of the last answer in the usual time
 
@@ -233,7 +235,7 @@ class ServerLink:
 
     def _take(self, kind: Kind, message: dict[str, Any]) -> None:
         if kind == Kind.WELCOME:
-            self.cores = _whole(message["cores"])
+            self.cores = whole(message["cores"], _MOST)
             if self._is_local:
                 self._take_memory(message)
             self._sender.add(Kind.WORK, {}, [memoryview(self._work)])
@@ -241,16 +243,16 @@ class ServerLink:
             self.refusal = str(message["reason"])[:2000]
             self.lost = f"refuses this job: {self.refusal}"
         elif "credit" in message and (self.credit or kind == Kind.ACCEPTED):
-            self.credit = _whole(message["credit"])
+            self.credit = whole(message["credit"], _MOST)
 
     def _take_memory(self, message: dict[str, Any]) -> None:
         if not self._receiver.descriptors:
             raise ProtocolError("no memory")
         try:
-            whole = map_other_memory(self._receiver.descriptors[0], _whole(message["memory_bytes"], 1 << 62))
+            mapped = map_other_memory(self._receiver.descriptors[0], whole(message["memory_bytes"]))
         finally:
             self._close_descriptors()
-        self.memory = np.frombuffer(whole, np.uint8)
+        self.memory = np.frombuffer(mapped, np.uint8)
 
     def _buffers(self, kind: Kind, message: dict[str, Any], size_bytes: int) -> Sequence[memoryview] | None:
         request = message.get("number")
@@ -258,9 +260,3 @@ class ServerLink:
             return None
         self._receiving = request
         return self._place(self, self.sent[request][0], message)
-
-
-def _whole(value: Any, most: int = 1 << 16) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ProtocolError(f"expected a number, got {value!r}")
-    return value

@@ -54,7 +54,6 @@ class Directory:
         self._received = b""
         self._start_s = 0.0
         self._pause_s = _RESTART_S
-        self._seen: tuple[int, int] | None = None
 
     @property
     def descriptor(self) -> int | None:
@@ -94,12 +93,8 @@ class Directory:
 
     def _read_file(self, path: str) -> None:
         try:
-            status = os.stat(path)
-            if (status.st_ino, status.st_mtime_ns) == self._seen:
-                return
             with open(path, "rb") as file:
                 self._take(file.read(_MOST_BYTES))
-            self._seen = status.st_ino, status.st_mtime_ns
         except OSError as error:
             self.problem = f"{path}: {error.strerror}"
 

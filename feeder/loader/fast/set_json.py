@@ -6,8 +6,8 @@ import base64
 import binascii
 import hashlib
 import os
-from collections.abc import Callable
-from typing import Any, Protocol
+import zlib
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,48 +20,13 @@ from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.shard.cache.cache_mirror import CacheMirror
 
-__all__ = ["SIZED_FILES", "Here", "leaves", "set_from_json", "set_to_json"]
+__all__ = ["SIZED_FILES", "set_from_json", "set_to_json"]
 
 _MOST_SETS, _DEEPEST = 64, 8
+_MOST_REPEATED = 1 << 22  # ids of a subset of fewer samples
 # Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
 # takes longer than to list them.
 SIZED_FILES = 1024
-
-
-class Here(Protocol):
-    """The files and functions of this machine that work of others may use."""
-
-    def open_folder(self, path: str, members: tuple[str, ...], *, exif: bool) -> FolderReader:
-        """Opens a folder of images, or refuses it by an ArgumentError.
-
-        Args:
-            path: Its path.
-            members: Names of members of its samples that are images, and no samples themselves.
-            exif: True to apply EXIF orientation.
-        """
-
-    def open_shards(self, path: str, **how: Any) -> ShardReader:
-        """Opens shards, or refuses them by an ArgumentError.
-
-        Args:
-            path: Path of a folder or of an index, or the URL of shards.
-            how: See :func:`feeder.dataset.field_index.open_shards`.
-        """
-
-    def file(self, path: str) -> str:
-        """Returns the path of a file that may be read, or refuses it by an ArgumentError."""
-
-    def function(self, name: object, digests: object) -> Callable[..., Any]:
-        """Returns a function, see :meth:`feeder.system.named_functions.AllowedFunctions.find`."""
-
-
-def leaves(reader: Reader) -> list[Reader]:
-    """Returns the readers of single sets that a reader is made of."""
-    if isinstance(reader, PartReader):
-        return leaves(reader.whole)
-    if isinstance(reader, JoinedReader):
-        return [leaf for each in reader.readers for leaf in leaves(each)]
-    return [reader]
 
 
 def set_to_json(reader: Reader) -> dict[str, Any]:
@@ -71,28 +36,25 @@ def set_to_json(reader: Reader) -> dict[str, Any]:
         ArgumentError: if it is of a class of its own.
     """
     if isinstance(reader, PartReader):
-        return {"kind": "subset", "of": set_to_json(reader.whole)} | _ids_to_json(reader.ids, len(reader.whole))
+        return {"kind": "subset", "of": set_to_json(reader.whole), "ids": _ids_to_json(reader.ids)}
     if isinstance(reader, JoinedReader):
         return {"kind": "sets", "of": [set_to_json(each) for each in reader.readers], "own_index": reader.own_index}
     if type(reader) is FolderReader:
         return {"kind": "folder", "path": reader.root, "exif": reader.exif, "fingerprint": _fingerprint(reader)}
     if type(reader) is not ShardReader:
         raise ArgumentError("a dataset of a class of its own")
-    place: tuple[str, int | None, str | None] = reader.index.path, reader.index.version, None
-    path, version, image_field = place if reader.field_of is None else reader.field_of
-    if isinstance(reader.mirror, CacheMirror):
-        path = reader.mirror.options.url
-    found = {"kind": "shards", "path": path, "version": version, "image_field": image_field, "exif": reader.exif}
+    path = reader.mirror.options.url if isinstance(reader.mirror, CacheMirror) else reader.index.path
+    found = {"kind": "shards", "path": path, "version": reader.index.version, "exif": reader.exif}
     return found | {"fingerprint": _fingerprint(reader)}
 
 
-def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: int = 0) -> Reader:
+def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: int = 0) -> Reader:
     """Opens the set that :func:`set_to_json` has described.
 
     Args:
         value: The JSON; trusted in nothing.
-        here: Opens sets.
-        members: See :meth:`Here.open_folder`.
+        here: Opens sets, or refuses them by an ArgumentError: a :class:`feeder.service.roots.Roots`.
+        members: Names of members of a folder's samples that are images, and no samples themselves.
         depth: Number of sets that it is inside of.
 
     Raises:
@@ -104,62 +66,48 @@ def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: 
     kind, of = value.get("kind"), value.get("of")
     if kind == "subset":
         whole = set_from_json(of, here, members, depth + 1)
-        return PartReader(whole, _ids_from_json(value, len(whole)))
+        return PartReader(whole, _ids_from_json(value.get("ids"), len(whole)))
     if kind == "sets":
         if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
             raise ArgumentError("these are no sets")
         readers = [set_from_json(each, here, members, depth + 1) for each in of]
         return JoinedReader(readers, own_index=value.get("own_index") is True)
 
-    path, exif, version, image_field = (value.get(name) for name in ("path", "exif", "version", "image_field"))
+    path, exif, version = (value.get(name) for name in ("path", "exif", "version"))
     if kind not in ("shards", "folder") or not isinstance(path, str) or type(exif) is not bool or "\0" in path:
         raise ArgumentError("this is no set")
     if version is not None and (type(version) is not int or version < 1):
         raise ArgumentError("this is no version of a set")
-    if image_field is not None and (not isinstance(image_field, str) or "\0" in image_field):
-        raise ArgumentError("this is no image field")
 
     reader: ShardReader | FolderReader
     if kind == "folder":
         reader = here.open_folder(path, members, exif=exif)
     else:
-        reader = here.open_shards(path, exif=exif, version=version, image_field=image_field)
+        reader = here.open_shards(path, exif=exif, version=version)
     if _fingerprint(reader) != value.get("fingerprint"):
         raise ArgumentError(f"{path}: the set here is not the client's: its samples, their sizes or their order differ")
     return reader
 
 
-def _ids_to_json(ids: npt.NDArray[np.int64], samples: int) -> dict[str, str]:
-    """Returns the ids of a subset: as ranges, [first, count] each, where these are shorter than the ids themselves."""
-    ids = np.ascontiguousarray(ids, np.int64)
-    starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
-    if 2 * len(starts) < len(ids) <= samples:
-        counts = np.diff(starts, append=len(ids))
-        return {"ranges": base64.b64encode(np.stack([ids[starts], counts], 1).tobytes()).decode()}
-    return {"ids": base64.b64encode(ids.tobytes()).decode()}
+def _ids_to_json(ids: npt.NDArray[np.int64]) -> str:
+    """Returns the ids of a subset, by their differences: those of samples in a row pack to nearly nothing."""
+    return base64.b64encode(zlib.compress(np.diff(ids, prepend=0).astype(np.int64).tobytes(), 1)).decode()
 
 
-def _ids_from_json(value: dict[str, Any], samples: int) -> npt.NDArray[np.int64]:
+def _ids_from_json(value: Any, samples: int) -> npt.NDArray[np.int64]:
     """Returns the ids of a subset of so many samples, int64 [N].
 
     Raises:
-        ArgumentError: if there are none, or samples that there are not, or ranges of more samples than there are.
+        ArgumentError: if there are none, too many, or samples that there are not.
     """
-    is_ranges = "ranges" in value
+    unpacked = zlib.decompressobj()
     try:
-        data = base64.b64decode(value["ranges" if is_ranges else "ids"], validate=True)
-        found = np.frombuffer(data, np.int64)
-        firsts, counts = found.reshape(-1, 2).T if is_ranges else (found, np.ones(1, np.int64))
-    except (binascii.Error, KeyError, TypeError, ValueError):
+        data = unpacked.decompress(base64.b64decode(value, validate=True), 8 * max(samples, _MOST_REPEATED))
+        ids = np.cumsum(np.frombuffer(data, np.int64))
+    except (binascii.Error, TypeError, ValueError, zlib.error):
         raise ArgumentError("this is no subset") from None
-    in_set = np.all((firsts >= 0) & (counts > 0) & (counts <= samples) & (firsts <= samples - counts))
-    if not in_set or (is_ranges and int(counts.sum()) > samples):
-        raise ArgumentError("a subset has samples that the set has not")
-    if not is_ranges:
-        return found
-    ends = np.cumsum(counts)
-    ids: npt.NDArray[np.int64] = np.repeat(firsts - (ends - counts), counts)
-    ids += np.arange(len(ids))
+    if not unpacked.eof or ids.min(initial=0) < 0 or ids.max(initial=-1) >= samples:
+        raise ArgumentError("a subset has samples that the set has not, or too many")
     return ids
 
 
@@ -168,11 +116,10 @@ def _fingerprint(reader: ShardReader | FolderReader) -> str:
     and the sizes of some, spread evenly."""
     if isinstance(reader, ShardReader):
         return reader.index.fingerprint()
-    listing = reader.listing
     some = np.linspace(0, len(reader) - 1, min(len(reader), SIZED_FILES)).astype(np.int64)
     sizes = np.array([_size_bytes(os.path.join(reader.root, reader.path(i))) for i in some.tolist()], np.int64)
     digest = hashlib.blake2b(digest_size=16)
-    for column in (listing.path_start, listing.path_data, sizes):
+    for column in (reader.path_start, reader.path_data, sizes):
         digest.update(np.ascontiguousarray(column).data)
     return digest.hexdigest()
 

@@ -11,6 +11,7 @@ import torch
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.further_images import further_recipes, images_in
 from feeder.dataset.mixture import Mixture
+from feeder.dataset.subset import leaves
 from feeder.dataset.target_values import in_padded_batches
 from feeder.decoders.decoder import Decoder
 from feeder.decoders.device.fused import split_for_device
@@ -26,7 +27,6 @@ from feeder.loader.fast.mixed_work import MixedWork
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.set_json import leaves
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, LoaderOptions
 from feeder.loader.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
 from feeder.loader.slots.image_slots import HELD_BATCHES

@@ -14,12 +14,13 @@ import numpy.typing as npt
 from feeder.dataset.extras_json import extras_from_json, extras_to_json
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.subset import leaves
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.decoder import FIDELITIES
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.errors import ArgumentError
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.set_json import Here, leaves, set_from_json, set_to_json
+from feeder.loader.fast.set_json import set_from_json, set_to_json
 from feeder.order.buckets import Buckets
 from feeder.service.frames import MOST_WORK_BYTES
 from feeder.system.named_functions import AllowedFunctions, function_name, module_digest
@@ -122,12 +123,12 @@ def check_work(data: bytes) -> None:
         raise ArgumentError("this is no work of this version of feeder") from None
 
 
-def work_from_json(value: Mapping[str, Any], here: Here) -> Work:
+def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
     """Returns the work that :func:`work_to_json` has written, where a set may lie elsewhere.
 
     Args:
         value: The JSON; trusted in nothing.
-        here: Opens sets, or refuses them.
+        here: Opens sets and finds functions, or refuses them: a :class:`feeder.service.roots.Roots`.
 
     Raises:
         ArgumentError: if it is not such JSON, or a set differs from the client's.
@@ -135,7 +136,7 @@ def work_from_json(value: Mapping[str, Any], here: Here) -> Work:
     modules = value.get("modules")
 
     def function_of(name: object) -> Callable[..., Any]:
-        return here.function(name, modules)
+        return here.functions.find(name, modules)  # type: ignore[no-any-return]
 
     recipe = recipe_from_json(value.get("recipe"), function_of)
     uint8, extras, exif, seed, skip = (value.get(name) for name in ("uint8", "extras", "exif", "seed", "skip"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader
@@ -16,7 +16,6 @@ from feeder.loader.generic.multi_process import WorkersIterator
 from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain, check_sampler
 from feeder.loader.generic.single_process import HereIterator
 from feeder.loader.generic.torchdata_state import GenericProgress, epoch_is_over
-from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import LoaderOptions
 
 __all__ = ["GenericPath"]
@@ -121,18 +120,9 @@ class GenericPath:
 
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
-        return self.current_stats()()
-
-    def current_stats(self) -> Callable[[], dict[str, Any]]:
-        """Returns a function that gives the statistics. It keeps neither loader nor iterators, as iterators keep it."""
-        meters, replacements, latest = self.meters, self._replacements, self._iterator
-
-        def stats() -> dict[str, Any]:
-            iterator = latest() if latest is not None else None
-            slots = None if iterator is None or iterator.finished else iterator.slots()
-            return meters.stats(replacements, slots)
-
-        return stats
+        iterator = self._iterator() if self._iterator is not None else None
+        slots = None if iterator is None or iterator.finished else iterator.slots()
+        return self.meters.stats(self._replacements, slots)
 
     def close(self, loader: DataLoader[Any]) -> None:
         """Ends the workers."""
@@ -182,7 +172,6 @@ class _OnDevice:
         self.state: dict[str, Any] | None = iterator.state_dict()
         self._iterator = iterator
         self._meters = meters
-        self.view: LiveView | None = None
         self._feed: DeviceFeed[dict[str, Any]] = DeviceFeed(_WithStates(iterator), options.device, meters.here)
 
     def __iter__(self) -> _OnDevice:
@@ -197,11 +186,8 @@ class _OnDevice:
             self.state, batch = next(self._feed)
         except StopIteration:
             self.state = None
-            end_view(self)
             raise
         self._meters.given(batch)
-        if self.view is not None:
-            self.view.step()
         return batch
 
 

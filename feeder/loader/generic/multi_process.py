@@ -31,7 +31,6 @@ from feeder.loader.generic.pending_batches import BatchSlots, Pending, PendingBa
 from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.single_process import CountedIterator, begin_torchs
 from feeder.loader.generic.torchdata_state import GenericProgress, counts_off, fitting_states, sampler_place
-from feeder.loader.observe.live_view import end_view
 from feeder.loader.options import ImageOptions, LoaderOptions
 from feeder.loader.workers.iterator_lock import IteratorLock
 
@@ -133,16 +132,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
 
     def __next__(self) -> Any:
         with self._use.begun(self._shutdown_workers):
-            return self._next()
-
-    def _next(self) -> Any:
-        try:
             return self._counted(super().__next__)
-        except StopIteration:
-            raise
-        except BaseException:
-            self._end_view_if_over()
-            raise
 
     def slots(self) -> dict[str, int]:
         """Returns the number of slots in total and held by the caller, of batches being made and ready."""
@@ -160,11 +150,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         """Begins another epoch with the same workers."""
         with self._use.begun(self._shutdown_workers):
             super()._reset(loader, first_iter)
-            try:
-                self._batches.begin_epoch(self._shared_seed, self._use.check)
-            except BaseException:
-                self._end_view_if_over()
-                raise
+            self._batches.begin_epoch(self._shared_seed, self._use.check)
             self._begin(None)
             self._fill()
 
@@ -307,12 +293,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """Ends the workers, in bounded time."""
-        end_view(self)
         self._batches.shut_down()
-
-    def _end_view_if_over(self) -> None:
-        if not self._batches.is_open:
-            end_view(self)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and hasattr(self, "_batches"):  # see Note [At the interpreter's end]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from feeder.loader.device.page_lock import page_lock
 from feeder.loader.generic.generic_worker import BatchResult
 from feeder.loader.slots.image_slots import HELD_BATCHES
-from feeder.loader.slots.slots import Guard, Slots
+from feeder.loader.slots.slots import Slots
 from feeder.system.memory import available_bytes
 
 __all__ = ["BatchSlots", "Pending", "PendingBatches"]
@@ -129,7 +129,7 @@ class BatchSlots:
         current: Those that the next batches are written into; None before the first batch.
     """
 
-    def __init__(self, ahead: int, limit_bytes: int | None, guard: Guard | None) -> None:
+    def __init__(self, ahead: int, limit_bytes: int | None, guard: Any) -> None:
         self.current: Slots | None = None
         self._count = ahead + HELD_BATCHES
         self._limit_bytes = limit_bytes

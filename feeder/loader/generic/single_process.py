@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 
 from feeder.dataset.decoding import counted
 from feeder.errors import stop_in_a_batch
-from feeder.loader.collate_errors import given_collate, raise_explained
+from feeder.loader.collate_errors import given_collate
 from feeder.loader.generic.encoded_samples import EncodedSamples
 from feeder.loader.generic.generic_worker import never_ending, worker_state
 from feeder.loader.generic.meters import GenericMeters
@@ -24,24 +24,22 @@ from feeder.loader.generic.torchdata_state import (
     sampler_place,
     worker_key,
 )
-from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import ImageOptions
 from feeder.loader.stateful import load_if_stateful
+from feeder.system.limit_errors import explained
 
 __all__ = ["CountedIterator", "HereIterator", "begin_torchs"]
 
 
 class CountedIterator:
-    """The part of an iterator that is around torch's: it counts batches, shows them, and explains errors.
+    """The part of an iterator that is around torch's: it counts batches, and explains errors.
 
     Attributes:
         delivers: False for one whose batches are copied to a device before the caller has them.
-        view: Shows the epoch; None: nothing does.
     """
 
     meters: GenericMeters
     delivers = True
-    view: LiveView | None = None
     progress: GenericProgress
     _dataset: Any
     _indices: IndexIterator
@@ -57,18 +55,14 @@ class CountedIterator:
         if self.delivers:
             self.meters.asked()
         try:
-            batch = advance()
+            with explained():
+                batch = advance()
         except StopIteration:
             self.progress.finished = True
             self.meters.end_epoch()
-            end_view(self)
             raise
-        except (MemoryError, OSError, RuntimeError) as error:
-            raise_explained(self._dataset, error)
         if self.delivers:
             self.meters.given(batch)
-            if self.view is not None:
-                self.view.step()
         return batch
 
     @property

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feeder.system.arrays import Int64s
+
 __all__ = [
     "METER_WORDS",
     "PART_SUMS",
@@ -62,12 +64,12 @@ def stage_at(stage: str) -> int:
     return _AT[stage]
 
 
-def stage_rows(words: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def stage_rows(words: Int64s) -> Int64s:
     """Returns the stages of meters, int64 [..., METER_WORDS]: int64 [K, stages, STAGE_WORDS]."""
     return words.reshape(-1, METER_WORDS)[:, :_ALL_STAGES].reshape(-1, len(STAGES), STAGE_WORDS)
 
 
-def part_sums(words: npt.NDArray[np.int64]) -> dict[str, int]:
+def part_sums(words: Int64s) -> dict[str, int]:
     """Returns the sums over parts of meters, int64 [..., METER_WORDS], by name."""
     sums = words.reshape(-1, METER_WORDS)[:, _ALL_STAGES:].sum(axis=0)
     return dict(zip(PART_SUMS, sums.tolist(), strict=True))
@@ -102,8 +104,8 @@ class Meter:
         words: int64 [METER_WORDS], zeros at first; None: ordinary memory.
     """
 
-    def __init__(self, words: npt.NDArray[np.int64] | None = None) -> None:
-        self.words: npt.NDArray[np.int64] = np.zeros(METER_WORDS, np.int64) if words is None else words
+    def __init__(self, words: Int64s | None = None) -> None:
+        self.words: Int64s = np.zeros(METER_WORDS, np.int64) if words is None else words
         self._numbers: Any = memoryview(self.words)  # type: ignore[arg-type]  # an access takes a third of numpy's time
 
     def add(self, stage: str, time_ns: int, size_bytes: int = 0) -> None:
@@ -116,12 +118,12 @@ class Meter:
             numbers[at + _LONGEST] = time_ns
         numbers[at + _FIRST_BUCKET + bucket_of(time_ns)] += 1
 
-    def runs(self, stage: str) -> npt.NDArray[np.int64]:
+    def runs(self, stage: str) -> Int64s:
         """Returns a copy of a stage's words, for :meth:`lengthen`."""
-        found: npt.NDArray[np.int64] = self.words[_AT[stage] :][:STAGE_WORDS].copy()
+        found: Int64s = self.words[_AT[stage] :][:STAGE_WORDS].copy()
         return found
 
-    def lengthen(self, stage: str, before: npt.NDArray[np.int64], time_ns: int) -> None:
+    def lengthen(self, stage: str, before: Int64s, time_ns: int) -> None:
         """Adds time to the runs of a stage since ``before``; each of them gets the same time in all."""
         row = self.words[_AT[stage] :][:STAGE_WORDS]
         count = int(row[_COUNT] - before[_COUNT])
@@ -136,7 +138,7 @@ class Meter:
         for k, value in enumerate((1, read_ns, decode_ns, busy_ns, encoded_bytes)):
             self._numbers[_ALL_STAGES + k] += value
 
-    def add_each(self, stage: str, times_ns: npt.NDArray[np.int64], size_bytes: int = 0) -> None:
+    def add_each(self, stage: str, times_ns: Int64s, size_bytes: int = 0) -> None:
         """Adds many runs of a stage.
 
         Args:
@@ -149,7 +151,7 @@ class Meter:
                 self.add(stage, time_ns)
         self._numbers[_AT[stage] + _BYTES] += size_bytes
 
-    def add_images(self, time_ns: int, images: int, size_bytes: int, spent_ns: npt.NDArray[np.int64] | None) -> None:
+    def add_images(self, time_ns: int, images: int, size_bytes: int, spent_ns: Int64s | None) -> None:
         """Adds a call of a decoder, image by image if the decoder times each.
 
         Args:

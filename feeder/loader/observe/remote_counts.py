@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import collections
-from typing import Any, cast
+from typing import Any
 
-from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import remote_readers
-from feeder.shard.cache.cache_mirror import CacheMirror
 
 __all__ = ["REMOTE_COUNTS", "remote_counts"]
 
@@ -29,14 +27,10 @@ def remote_counts(dataset: Any) -> dict[str, int] | None:
     """Returns the counts of a dataset's remote sets since their fetchers were started, for all ranks and jobs on this
     machine together: :data:`REMOTE_COUNTS`, and the present ``cached_bytes`` and ``budget_bytes``. None for a dataset
     without a remote set."""
-    mirrors = {id(mirror): mirror for reader in remote_readers(dataset) if (mirror := _mirror(reader)) is not None}
+    mirrors: dict[int, Any] = {id(reader.mirror): reader.mirror for reader in remote_readers(dataset) if reader.mirror}
     if not mirrors:
         return None
     total = collections.Counter(dict.fromkeys((*REMOTE_COUNTS, "cached_bytes", "budget_bytes"), 0))
     for mirror in mirrors.values():
         total.update(mirror.counts())
     return dict(total)
-
-
-def _mirror(reader: Any) -> CacheMirror | None:
-    return cast("CacheMirror | None", reader.mirror) if isinstance(reader, ShardReader) else None

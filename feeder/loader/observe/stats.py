@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.loader.observe.meter import METER_WORDS, STAGES, bucket_ns, octave_edges, stage_rows
+from feeder.system.arrays import Int64s
 
 __all__ = ["NO_SLOTS", "stage_histograms", "stage_table", "verdict", "worker_tables"]
 
@@ -19,7 +19,7 @@ _PERCENTILES = (50, 90, 99)
 _MAKING = ("decode", "read", "fetch", "collate", "write")
 
 
-def stage_table(words: npt.NDArray[np.int64]) -> dict[str, dict[str, int]]:
+def stage_table(words: Int64s) -> dict[str, dict[str, int]]:
     """Reads meters.
 
     Args:
@@ -44,7 +44,7 @@ def stage_table(words: npt.NDArray[np.int64]) -> dict[str, dict[str, int]]:
     return table
 
 
-def stage_histograms(words: npt.NDArray[np.int64]) -> dict[str, tuple[int, list[tuple[float | None, int]]]]:
+def stage_histograms(words: Int64s) -> dict[str, tuple[int, list[tuple[float | None, int]]]]:
     """Reads meters.
 
     Args:
@@ -64,7 +64,7 @@ def stage_histograms(words: npt.NDArray[np.int64]) -> dict[str, tuple[int, list[
     return found
 
 
-def worker_tables(words: npt.NDArray[np.int64], replaced: list[int]) -> list[dict[str, Any]]:
+def worker_tables(words: Int64s, replaced: list[int]) -> list[dict[str, Any]]:
     """Reads each worker's meter.
 
     Args:

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import collate as torch_collate
+
+from feeder.system.arrays import AnyArray, Uint8s
 
 __all__ = ["Collated", "Packed", "Slot", "pack", "slot_collate", "unpack"]
 
@@ -36,7 +37,7 @@ class Slot:
         memory: uint8 [size], writable shared memory; empty if the batch gets none.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, memory: Uint8s) -> None:
         self.memory = memory
         self.used = 0
         self.wanted = 0
@@ -78,7 +79,7 @@ class Slot:
             self._places[address] = offset
         return self._places[address]
 
-    def write(self, array: npt.NDArray[Any]) -> int | None:
+    def write(self, array: AnyArray) -> int | None:
         """Returns the offset of a copy of a contiguous array, or None if it doesn't fit."""
         offset = self.take(array.nbytes)
         if offset is not None:
@@ -137,13 +138,13 @@ class _Current(threading.local):
     """The slots' memory of the messages that this thread unpickles: a list, as a message may hold another."""
 
     def __init__(self) -> None:
-        self.memory: list[npt.NDArray[np.uint8] | None] = []
+        self.memory: list[Uint8s | None] = []
 
 
 _current = _Current()
 
 
-def unpack(message: bytes | memoryview, memory: npt.NDArray[np.uint8] | None) -> Any:
+def unpack(message: bytes | memoryview, memory: Uint8s | None) -> Any:
     """Returns the batch of a message; its tensors and arrays are views of the slot's memory and keep it.
 
     Args:
@@ -196,8 +197,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _storage_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    data: npt.NDArray[np.uint8] = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage()).numpy()
+def _storage_bytes(tensor: torch.Tensor) -> Uint8s:
+    data: Uint8s = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage()).numpy()
     return data
 
 
@@ -207,7 +208,7 @@ def _on_bytes(
     return torch.frombuffer(bytearray(data), dtype=dtype).as_strided(shape, stride, start)
 
 
-def _slot_bytes(offset: int, size: int) -> npt.NDArray[np.uint8]:
+def _slot_bytes(offset: int, size: int) -> Uint8s:
     memory = _current.memory[-1]
     assert memory is not None
     return memory[offset : offset + size]
@@ -221,7 +222,7 @@ def _on_slot(
 
 def _array_on_slot(
     offset: int, size: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]
-) -> npt.NDArray[Any]:
+) -> AnyArray:
     return _slot_bytes(offset, size).view(dtype).reshape(shape, order=order)
 
 
@@ -237,7 +238,7 @@ class Collated:
     result: Any = None
     message: Packed | None = None
 
-    def batch(self, memory: npt.NDArray[np.uint8]) -> Any:
+    def batch(self, memory: Uint8s) -> Any:
         """Returns the result; its tensors and arrays are views of the slot's memory, uint8, and keep it.
 
         Raises:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError
-from feeder.loader.slots.slots import Guard, Slots
+from feeder.loader.slots.slots import Slots
+from feeder.system.arrays import AnyArray, Int64s, Uint8s
 from feeder.system.memory import available_bytes
 
 __all__ = ["HELD_BATCHES", "Layout", "Ring", "Samples", "Sizes", "SlotView", "plan_slots"]
@@ -92,20 +92,20 @@ class Samples(NamedTuple):
             time it is augmented anew. Of a mixture, the pass of its source.
     """
 
-    positions: npt.NDArray[np.int64]
-    ids: npt.NDArray[np.int64]
-    repeats: npt.NDArray[np.int64]
+    positions: Int64s
+    ids: Int64s
+    repeats: Int64s
 
     @classmethod
-    def of(cls, positions: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> Samples:
+    def of(cls, positions: Int64s, ids: Int64s) -> Samples:
         """Returns samples of which none is a repeat."""
         return cls(positions, ids, np.zeros(len(ids), np.int64))
 
-    def part(self, rows: slice | npt.NDArray[np.int64]) -> Samples:
+    def part(self, rows: slice | Int64s) -> Samples:
         """Returns some of the samples, in the same memory if ``rows`` is a slice."""
         return Samples(self.positions[rows], self.ids[rows], self.repeats[rows])
 
-    def keys(self, rows: int, total: int) -> list[npt.NDArray[np.int64]]:
+    def keys(self, rows: int, total: int) -> list[Int64s]:
         """Returns the keys of the augmentation's draws, ``rows`` times int64 [N]: others for each of ``total`` samples
         and each repeat of one."""
         return [self.ids + (self.repeats * rows + row) * total for row in range(rows)]
@@ -128,16 +128,16 @@ class SlotView:
     """
 
     samples: Samples
-    labels: npt.NDArray[Any]
-    images: tuple[npt.NDArray[Any], ...]
-    further: tuple[npt.NDArray[Any], ...] = ()
+    labels: AnyArray
+    images: tuple[AnyArray, ...]
+    further: tuple[AnyArray, ...] = ()
     sizes: Sizes | None = None
 
     @classmethod
     def of(
         cls,
         layout: Layout,
-        memory: npt.NDArray[np.uint8],
+        memory: Uint8s,
         samples: Samples | None = None,
         sizes: Sizes | None = None,
     ) -> SlotView:
@@ -168,7 +168,7 @@ class SlotView:
         layout: Layout,
         samples: Samples,
         sizes: Sizes | None = None,
-        empty: Sequence[Callable[[tuple[int, ...], Any], npt.NDArray[Any]]] = (),
+        empty: Sequence[Callable[[tuple[int, ...], Any], AnyArray]] = (),
     ) -> SlotView:
         """Returns arrays for samples in ordinary memory, where each is freed alone.
 
@@ -210,7 +210,7 @@ class Ring(Slots):
         guard: Asked before a slot that the caller had is used again; None: it is at once.
     """
 
-    def __init__(self, layout: Layout, slots: int, guard: Guard | None = None) -> None:
+    def __init__(self, layout: Layout, slots: int, guard: Any = None) -> None:
         super().__init__(layout.slot_bytes, slots, guard)
         self.layout = layout
         self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]

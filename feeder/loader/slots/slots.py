@@ -20,27 +20,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.loader.slots.region import Region
 
-__all__ = ["Guard", "Lease", "Slots"]
+__all__ = ["Lease", "Slots"]
 
 _LONGEST_WAIT_S = 60.0  # for the copies that may still read slots
 _POLL_S = 0.0005
-
-
-class Guard(Protocol):
-    """Knows when the copies that may still read a slot are done."""
-
-    def record(self) -> Any:
-        """Returns a mark of this moment; called when a slot's last tensor is gone."""
-
-    def done(self, mark: Any) -> bool:
-        """Returns True if everything before the mark is done. Never waits."""
 
 
 class Lease:
@@ -67,10 +57,11 @@ class Slots:
     Args:
         slot_bytes: Size of each; a multiple of the page size.
         slots: Number of slots.
-        guard: Asked before a slot that the caller had is used again; None: it is at once.
+        guard: Asked before a slot that the caller had is used again, as :class:`CudaGuard` is: ``record()`` marks a
+            moment, and ``done(mark)`` never waits. None: it is used at once.
     """
 
-    def __init__(self, slot_bytes: int, slots: int, guard: Guard | None = None) -> None:
+    def __init__(self, slot_bytes: int, slots: int, guard: Any = None) -> None:
         self.slot_bytes = slot_bytes
         self.slots = slots
         self.region = Region(slot_bytes * slots)
@@ -165,7 +156,7 @@ class Slots:
         self._released.append((slot, self.guard.record() if self.guard is not None else None))
 
 
-def _end(guard: Guard | None, released: deque[tuple[int, Any]], function: Callable[..., Any], *arguments: Any) -> None:
+def _end(guard: Any, released: deque[tuple[int, Any]], function: Callable[..., Any], *arguments: Any) -> None:
     ends = time.monotonic() + _LONGEST_WAIT_S
     with contextlib.suppress(RuntimeError):  # as in Slots.release
         while guard is not None and released and time.monotonic() < ends:

@@ -14,10 +14,6 @@ The head has
     pattern       [prefix, digits, suffix] of shard names, or null: the number of a shard, padded with zeros
     codebooks     those of packed JPEGs, in base64
     taken_down    number of samples that were taken down, see Note [Tombstones]
-    image_of      null, or [identity, left_out] where the image is another field than in the set that this header was
-                  made from: the hash of the head of that set's header, in hexadecimal digits, and the number of its
-                  samples that are left out, as they have no readable image in that field. The members of a sample are
-                  then all of its fields, the image included, and its crc32 covers these
     samples, shards, size_bytes (of all shards)
     equal         samples in each shard, if all but the last one have as many, else 0
     body          hash of the bytes after the head
@@ -33,7 +29,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +45,7 @@ from feeder.system.files import atomic_file, open_regular
 from feeder.system.limit_errors import explained
 from feeder.system.mapping import map_file
 
-__all__ = ["HEADER_MAGIC", "INDEX_SUFFIX", "ROW", "ImageOf", "SetHeader", "SetInfo", "version_path", "write_header"]
+__all__ = ["HEADER_MAGIC", "INDEX_SUFFIX", "ROW", "SetHeader", "SetInfo", "version_path", "write_header"]
 
 HEADER_MAGIC = b"FEEDERST"
 INDEX_SUFFIX = ".fidx"
@@ -70,18 +66,6 @@ _INDEX_BYTES, _SAMPLE_BYTES, _MEMBER_SHARE = 16 << 20, 48 << 10, 16
 _KEPT_SHARDS = 1024  # below 1 MB
 
 
-class ImageOf(NamedTuple):
-    """Origin of a set in which another field is the image.
-
-    Attributes:
-        identity: Identity of the index that it was made from, hexadecimal.
-        left_out: Number of samples of that index that have no readable image in that field.
-    """
-
-    identity: str
-    left_out: int
-
-
 @dataclass(frozen=True)
 class SetInfo:
     """Properties of a shard set that its header keeps beside the shards.
@@ -98,7 +82,6 @@ class SetInfo:
         versions: (samples, shards) of the earlier ones.
         codebooks: Codebooks of packed JPEGs.
         taken_down: Number of samples that were taken down.
-        image_of: Origin of a set in which another field is the image; None for any other.
     """
 
     fields: tuple[str, ...]
@@ -112,7 +95,6 @@ class SetInfo:
     versions: tuple[tuple[int, int], ...] = ()
     codebooks: tuple[bytes, ...] = ()
     taken_down: int = 0
-    image_of: ImageOf | None = None
 
 
 def version_path(path: str, version: int) -> str:
@@ -204,7 +186,7 @@ class SetHeader:
                 f"{self._shown}: format {head['format']}, this feeder reads {_FORMAT}; update feeder, or shard again"
             )
 
-        classes, origin = head["classes"], head["image_of"]
+        classes = head["classes"]
         self.info = SetInfo(
             fields=tuple(str(name) for name in head["fields"]),
             classes=None if classes is None else tuple(str(name) for name in classes),
@@ -217,7 +199,6 @@ class SetHeader:
             version=int(head["version"]),
             versions=tuple((int(samples), int(shards)) for samples, shards in head["versions"]),
             taken_down=int(head["taken_down"]),
-            image_of=None if origin is None else ImageOf(bytes.fromhex(origin[0]).hex(), int(origin[1])),
         )
         pattern = head["pattern"]
         self._pattern = None if pattern is None else (str(pattern[0]), int(pattern[1]), str(pattern[2]))

@@ -50,7 +50,6 @@ class SetIndex:
         codebooks: Codebooks of packed JPEGs.
         targets: Names of the numbers that each sample has in place of a label; empty if there are none.
         identity: Hash that differs if another index has replaced this one.
-        image_of: Origin of an index in which another field is the image; None for any other.
         version: Number of this version of the set, from 1.
 
     Raises:
@@ -69,7 +68,6 @@ class SetIndex:
         self.version = info.version
         self.classes = None if info.classes is None else list(info.classes)
         self.codebooks = info.codebooks
-        self.image_of = info.image_of
         self.identity = self.header.hash
         self._mirror = mirror
         self._folder = os.path.dirname(self.path)
@@ -114,11 +112,8 @@ class SetIndex:
         found = self.header.shard(shard)
         return ShardEntry(found.name, found.size_bytes)
 
-    def index_entry(self, shard: int) -> ShardEntry | None:
-        """Name and size of the index of a shard; None if the image is another field: such indexes are local, also of a
-        set in a store."""
-        if self.image_of is not None:
-            return None
+    def index_entry(self, shard: int) -> ShardEntry:
+        """Name and size of the index of a shard."""
         return ShardEntry(self.header.index_name(shard), self.header.shard(shard).index_bytes)
 
     def extent(self) -> SetSize:
@@ -385,10 +380,7 @@ class SetIndex:
 
     def parts(self, i: int) -> list[tuple[str, int, int]]:
         """All fields of the sample, in the order of its checksum: (field, offset, length) in its shard, bytes."""
-        members = self.members(i)
-        if self.image_of is not None:
-            return members
-        return [(self.image_field(i), *self.place(i)[1:]), *members]
+        return [(self.image_field(i), *self.place(i)[1:]), *self.members(i)]
 
     def _each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Opens the index of each shard in turn, with its number, and keeps none."""

@@ -15,7 +15,7 @@ from feeder.errors import FormatError, ShardError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.sealed_head import HASH_BYTES
-from feeder.shard.format.set_header import INDEX_SUFFIX, ROW, ImageOf, SetHeader, SetInfo, write_header
+from feeder.shard.format.set_header import INDEX_SUFFIX, ROW, SetHeader, SetInfo, write_header
 from feeder.shard.format.shard_index import ShardIndex
 
 __all__ = ["header_row", "index_path", "own_suffix", "write_set"]
@@ -52,7 +52,6 @@ def write_set(
     before: SetHeader | None = None,
     folder: str | None = None,
     suffix: str = INDEX_SUFFIX,
-    image_of: ImageOf | None = None,
 ) -> None:
     """Writes the header of a set whose shards all have their indexes beside them.
 
@@ -63,7 +62,6 @@ def write_set(
         before: The present header of the set, to which the shards are added as its next version; None for a new set.
         folder: The set's folder; None for that of the header.
         suffix: Suffix of the shards' indexes in a new set.
-        image_of: Origin of a new set in which another field is the image.
 
     Raises:
         FormatError: if an index is missing or damaged, or the shards' targets differ.
@@ -78,7 +76,6 @@ def write_set(
         classes=None if classes is None else tuple(classes),
         version=info.version + 1,
         versions=info.versions if before is None else (*info.versions, (before.samples, before.shards)),
-        image_of=image_of,
     )
     write_header(path, info, np.concatenate(rows), names)
 

@@ -28,7 +28,7 @@ def test_an_interrupt_while_workers_are_given_up_leaves_the_loader_usable(
     loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=2, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    pids, engine = loader.worker_pids(), iterator._epoch.engine
+    pids, engine = loader.worker_pids(), iterator.epoch.engine
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -50,7 +50,7 @@ def test_an_interrupt_while_a_batch_is_given_out_is_not_waited_for(
     loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=1, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    board = iterator._epoch.engine.pool.board
+    board = iterator.epoch.engine.pool.board
 
     def interrupt(parts: list[Any]) -> None:
         raise KeyboardInterrupt

@@ -145,7 +145,7 @@ def test_meters_do_not_go_back_while_workers_are_ended(shards: Path, monkeypatch
     for _ in range(4):
         next(iterator)
     found: list[dict[str, Any]] = []
-    process = iterator._epoch.engine.pool.workers[0].process
+    process = iterator.epoch.engine.pool.workers[0].process
     ended = process.ended
 
     def look() -> int | None:

@@ -184,7 +184,7 @@ def test_a_worker_that_is_stopped_while_it_has_the_boards_lock_is_replaced(shard
     loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=1)
     iterator = iter(loader)
     batches = [tuple(x.clone() for x in next(iterator))]
-    board = iterator._epoch.engine.pool.board
+    board = iterator.epoch.engine.pool.board
     stopped = os.fork()
     if stopped == 0:  # as a worker would be: any process may have the lock
         board._patience_s = None
@@ -210,7 +210,7 @@ def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error_and_the_loop_can_b
     dataset = rogue_dataset(shards, 21, "kill", str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
     iterator = iter(loader)
-    engine = iterator._epoch.engine
+    engine = iterator.epoch.engine
     ring = engine.ring
 
     def refuse(number: int) -> None:

@@ -158,7 +158,7 @@ def test_a_loader_closed_in_the_middle_of_a_batch_keeps_its_workers_until_that_i
     dataset.reader = RogueReader(index, 0, "stop", str(mark))
     loader: Any = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
     iterator: Any = iter(loader)
-    pool = iterator._epoch.engine.pool
+    pool = iterator.epoch.engine.pool
     while not mark.exists():
         os.sched_yield()
     with iterator._use.lock:  # as under a handler
@@ -219,17 +219,13 @@ for dataset in (feeder.ShardDataset(sys.argv[1], RandomResizedCrop(16)), Tensors
         iterator = iter(loader)
         held += [loader, iterator, next(iterator), next(iterator)]
         held += [loader, iter(loader)]  # whose workers may still be starting
-viewed = iter(feeder.DataLoader(dataset, batch_size=8, metrics=feeder.Metrics(progress=True)))
-next(viewed)
 """
 
 
 def test_a_script_that_leaves_iterators_behind_ends_in_silence(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", _AT_EXIT, str(write_shards(tmp_path, 64))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
-    shown = done.stderr.splitlines()
-    assert [line.partition(",")[0] for line in shown] == ["loader: 1/8 batches"], done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 _STOPPED_AT_EXIT = """
