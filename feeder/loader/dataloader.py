@@ -43,7 +43,7 @@ from feeder.loader.options import (
     WorkerOptions,
     change_refusal,
 )
-from feeder.loader.path_choice import choose_path
+from feeder.loader.path_choice import choose_path, tell_of_conversion
 from feeder.loader.run_seed import RunSeed, checked_seed
 from feeder.loader.samplers import (
     ToldEpochs,
@@ -244,6 +244,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         else:
             make_resumable(self.sampler, self.batch_sampler)
             path.check(self._given, options.ranks)
+            tell_of_conversion(self.dataset)
             self._check_skip(self.skip)
         self._serve_metrics()
 

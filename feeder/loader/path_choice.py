@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from feeder.dataset.base import FeederDataset
+from feeder.dataset.foreign import convertible
 from feeder.dataset.further_images import images_in
 from feeder.dataset.mixture import Mixture
 from feeder.dataset.subset import as_feeder, differing_part, remote_readers
@@ -21,7 +24,9 @@ from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard
 from feeder.system.warning import warn
 from feeder.transforms.pad_to_batch import PadToBatch
 
-__all__ = ["PathChoice", "choose_path", "refuse_full_shuffle", "sizeless"]
+__all__ = ["PathChoice", "choose_path", "refuse_full_shuffle", "sizeless", "tell_of_conversion"]
+
+_log = logging.getLogger(__name__)
 
 _DEEPEST = 4  # wrappers around each other
 _MOST_ITEMS = 16  # of a list in a wrapper
@@ -231,6 +236,18 @@ def _foreign(dataset: Any) -> _Reason:
     name = type(inner).__name__
     way_out = f"give the {name} itself to the loader, and change what comes out in a collate_fn"
     return _Reason(f"{why} around a {name}", way_out)
+
+
+def tell_of_conversion(dataset: Any) -> None:
+    """Logs once that a dataset of another library can be feeder's."""
+    kind = convertible(dataset)
+    if kind is not None:
+        _tell(kind)
+
+
+@functools.cache  # once for each kind
+def _tell(kind: str) -> None:
+    _log.info("feeder.from_torch(dataset) reads this %s natively, which is faster", kind)
 
 
 def _wrapped(value: Any, depth: int) -> FeederDataset | None:

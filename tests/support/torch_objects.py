@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import pickle
 import sys
 import traceback
@@ -865,8 +866,15 @@ def shards_of_hugging_face(folder: Path) -> None:
 
 @check
 def word_on_conversion(folder: Path) -> None:
-    """By the class's name, and for what can be converted only."""
+    """Once for each kind, and for what can be converted only."""
     from torchvision.datasets import ImageFolder
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("feeder.loader.path_choice")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
     class Mine(ImageFolder):  # type: ignore[misc]
         pass
@@ -876,6 +884,9 @@ def word_on_conversion(folder: Path) -> None:
     for dataset in datasets:
         assert feeder.DataLoader(dataset).path == "generic"
     assert [convertible(each) for each in datasets] == ["Mine", "Mine", None]
+    assert len(said) == 1
+    assert "feeder.from_torch(dataset)" in said[0]
+    assert "Mine" in said[0]
 
 
 def main(folder: Path) -> None:
