@@ -66,8 +66,9 @@ class _Step(NamedTuple):
 
 def has_programs(recipe: T.Recipe) -> bool:
     """Returns True if the kernels run all ops of a recipe without variable sizes, but for those that run on arrays."""
-    ops = _after_values(recipe.rest)
-    for is_native, first, end in _steps(recipe.rest):
+    rest = recipe.framed.rest
+    ops = _after_values(rest)
+    for is_native, first, end in _steps(rest):
         some = ops[first:end]
         values = [number for number, (op, _) in enumerate(some) if isinstance(op, (T.ToDtype, T.Normalize))]
         if is_native:

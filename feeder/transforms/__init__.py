@@ -30,7 +30,7 @@ from feeder.transforms.geometry import (
 from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
-from feeder.transforms.padding import Pad, RandomZoomOut
+from feeder.transforms.padding import LetterBox, Pad, RandomZoomOut
 from feeder.transforms.photometric import (
     ColorJitter,
     GaussianBlur,
@@ -72,6 +72,7 @@ __all__ = [
     "Image",
     "KeyPoints",
     "Lambda",
+    "LetterBox",
     "Mask",
     "MixUp",
     "MixedLabels",

@@ -263,6 +263,7 @@ class CenterCrop(Op):
 
     draws_from_size = False
     crops = True
+    border = (0, 0, 0)
 
     size: tuple[int, int]
 
@@ -372,6 +373,10 @@ class RandomCrop(Op):
         if self._pads:
             params["padding"] = np.stack([pad_before[:, 1], pad_before[:, 0], pad_after[:, 1], pad_after[:, 0]], axis=1)
         return Drawn(params, cropped)
+
+    @property
+    def border(self) -> tuple[int, int, int] | None:  # type: ignore[override]
+        return self.fill if self.padding_mode == "constant" else None
 
     @property
     def _pads(self) -> bool:

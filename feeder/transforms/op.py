@@ -88,12 +88,14 @@ class Op:
         draws_from_size: True if the random parameters depend on the image's size: torchvision v2 refuses such an op for
             images of different sizes in one call. An op with a draw of its own says it.
         crops: True if the op may leave out rows of its input.
+        border: Color of an op that only crops, and pads with this color; None for others.
     """
 
     on_images = True
     on_arrays = False
     draws_from_size = False
     crops = False
+    border: tuple[int, int, int] | None = None
 
     def _set(self, **fields: object) -> None:
         """Sets the fields of a frozen dataclass while it is made."""

@@ -68,7 +68,7 @@ def _pad_image(
     return Image.fromarray(np.pad(np.asarray(image), ((top, bottom), (left, right), (0, 0)), mode=mode))
 
 
-def _zoom_out(image: Image.Image, op: T.RandomZoomOut, row: Row) -> Image.Image:
+def _add_border(image: Image.Image, op: T.LetterBox | T.RandomZoomOut, row: Row) -> Image.Image:
     left, top, right, bottom = (int(side) for side in row["padding"])
     return _pad_image(image, (left, top, right, bottom), op.fill, "constant")
 
@@ -305,6 +305,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.GaussianNoise: _as_array(_add_noise),
     T.Grayscale: _if_drawn(lambda image, _: _grayscale(image)),
     T.Lambda: _call,
+    T.LetterBox: lambda image, op, row: _add_border(_resize(image, op, row), op, row),
     T.Pad: lambda image, op, _: _pad_image(image, op.padding, op.fill, op.padding_mode),
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
@@ -328,7 +329,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomShortestSize: _resize,
     T.RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
     T.RandomVerticalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)),
-    T.RandomZoomOut: _zoom_out,
+    T.RandomZoomOut: _add_border,
     T.Resize: _resize,
     T.SanitizeBoundingBoxes: _nothing,
     T.SanitizeKeyPoints: _nothing,
