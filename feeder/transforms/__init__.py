@@ -42,7 +42,7 @@ from feeder.transforms.photometric import (
 )
 from feeder.transforms.recipe import Compose, Draws, Recipe
 from feeder.transforms.scale_jitter import ScaleJitter
-from feeder.transforms.shortest_size import RandomShortestSize
+from feeder.transforms.shortest_size import RandomResize, RandomShortestSize
 from feeder.transforms.sizes import BUCKET, ByEpoch
 from feeder.transforms.target_ops import ClampBoundingBoxes, ClampKeyPoints, SanitizeBoundingBoxes, SanitizeKeyPoints
 from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask
@@ -97,6 +97,7 @@ __all__ = [
     "RandomPerspective",
     "RandomPhotometricDistort",
     "RandomPosterize",
+    "RandomResize",
     "RandomResizedCrop",
     "RandomRotation",
     "RandomShortestSize",

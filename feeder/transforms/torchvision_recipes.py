@@ -82,6 +82,7 @@ _SAME: dict[str, type[Op]] = {
         photometric.RandomGrayscale,
         photometric.RandomPhotometricDistort,
         scale_jitter.ScaleJitter,
+        shortest_size.RandomResize,
         shortest_size.RandomShortestSize,
     )
 }

@@ -108,6 +108,7 @@ def test_every_augmentation_is_covered_by_the_golden_pixels() -> None:
         "RandomChoice",
         "RandomIoUCrop",
         "RandomOrder",
+        "RandomResize",
         "RandomShortestSize",
         "SanitizeBoundingBoxes",
         "SanitizeKeyPoints",

@@ -40,6 +40,7 @@ _OPS = [
     T.RandomPerspective(0.3, 0.2, fill=4),
     T.RandomPhotometricDistort((0.5, 1), hue=(-0.1, 0.2), p=0.3),
     T.RandomPosterize(4),
+    T.RandomResize(20, 30, "bicubic"),
     T.RandomResizedCrop(T.ByEpoch({0: 128, 6: (160, 170)}), (0.1, 1), (1, 2), "bicubic"),
     T.RandomRotation(20, "bilinear", center=(1, 2)),
     T.RandomShortestSize((300, 400), 900),

@@ -324,6 +324,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomPerspective: _perspective,
     T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
+    T.RandomResize: _resize,
     T.RandomResizedCrop: lambda image, op, row: _resize(_window(image, row), op, row),
     T.RandomRotation: _rotate,
     T.RandomShortestSize: _resize,
