@@ -54,9 +54,10 @@ class AugmentOp(enum.IntEnum):
     MIX_START = 20
     MIX_ADD = 21
     MIX_FINISH = 22
-    ERASE = 23
-    ERASE_OUTPUT = 24
-    ERASE_NOISE = 25
+    JPEG = 23
+    ERASE = 24
+    ERASE_OUTPUT = 25
+    ERASE_NOISE = 26
 
 class WarpFilter(enum.IntEnum):
     """The filter of a warp."""

@@ -449,6 +449,13 @@ def _blur(op: T.GaussianBlur, params: Params, size: tuple[int, int]) -> Programs
     return block
 
 
+def _compress(op: T.JPEG, params: Params, size: tuple[int, int]) -> Programs:
+    block = _block(len(params["quality"]))
+    block[:, 0, 0] = _OPS.JPEG.value
+    block[:, 0, 1] = params["quality"]
+    return block
+
+
 def _branch(op: Branches, params: Params, size: tuple[int, int]) -> Programs:
     blocks = []
     for is_drawn, steps in op.branches(params):
@@ -481,6 +488,7 @@ _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] =
     T.GaussianBlur: _blur,
     T.Grayscale: _if_drawn(_OPS.GRAYSCALE),
     T.GaussianNoise: _noise,
+    T.JPEG: _compress,
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(_OPS.SHARPNESS, "sharpness_factor"),
     T.RandomAffine: _affine,

@@ -32,6 +32,7 @@ from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
 from feeder.transforms.padding import LetterBox, Pad, RandomZoomOut
 from feeder.transforms.photometric import (
+    JPEG,
     ColorJitter,
     GaussianBlur,
     GaussianNoise,
@@ -52,6 +53,7 @@ from feeder.transforms.views import Views, recipe_or_views
 
 __all__ = [
     "BUCKET",
+    "JPEG",
     "AugMix",
     "AutoAugment",
     "AutoAugmentPolicy",

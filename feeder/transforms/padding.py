@@ -40,6 +40,7 @@ class LetterBox(Op):
     """
 
     draws_from_size = False
+    resizes = True
 
     size: tuple[int, int]
     fill: tuple[int, int, int]
@@ -69,10 +70,6 @@ class LetterBox(Op):
 
     def extent(self, extent: SizeBounds) -> SizeBounds:
         return SizeBounds(self.size, fixed=True)
-
-    @property
-    def resizes(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True, init=False)

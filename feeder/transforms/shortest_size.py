@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.transforms.arguments import BASE_FILTERS, check_interpolation, check_size
-from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
+from feeder.transforms.arguments import check_interpolation, check_size
+from feeder.transforms.op import Drawn, IntArray, ResizeOp, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
 __all__ = ["RandomResize", "RandomShortestSize"]
 
 
 @dataclass(frozen=True, init=False)
-class RandomResize(Op):
+class RandomResize(ResizeOp):
     """Resizes the image so that its shorter side gets a random length, and keeps the aspect ratio.
 
     Args:
@@ -39,10 +39,13 @@ class RandomResize(Op):
     def __init__(
         self, min_size: int, max_size: int, interpolation: object = "bilinear", antialias: bool | None = True
     ) -> None:
-        least, most = check_size("min_size", min_size)[0], check_size("max_size", max_size)[0]
-        if least >= most:
+        self._set(
+            min_size=check_size("min_size", min_size)[0],
+            max_size=check_size("max_size", max_size)[0],
+            interpolation=check_interpolation(interpolation, antialias),
+        )
+        if self.min_size >= self.max_size:
             raise ArgumentError(f"max_size must be greater than min_size, got {max_size} with {min_size}")
-        self._set(min_size=least, max_size=most, interpolation=check_interpolation(interpolation, antialias))
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         length = self.min_size + (uniforms(1) * (self.max_size - self.min_size)).astype(np.int64)
@@ -52,16 +55,9 @@ class RandomResize(Op):
     def extent(self, extent: SizeBounds) -> SizeBounds:
         return SizeBounds((self.min_size, self.min_size))
 
-    def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation in BASE_FILTERS
-
-    @property
-    def resizes(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True, init=False)
-class RandomShortestSize(Op):
+class RandomShortestSize(ResizeOp):
     """Resizes the image so that its shorter side gets one of several lengths, and keeps the aspect ratio.
 
     The output's size depends on the image and the draw: ``DataLoader(sizes=feeder.PadToBatch(...))`` makes batches of
@@ -111,13 +107,6 @@ class RandomShortestSize(Op):
             return SizeBounds()
         shortest = min(self.min_size) - 1  # torchvision's product may come out just below the length
         return SizeBounds((max(1, shortest), max(1, shortest)))
-
-    def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation in BASE_FILTERS
-
-    @property
-    def resizes(self) -> bool:
-        return True
 
 
 def _check_lengths(value: object) -> tuple[int, ...]:

@@ -76,6 +76,7 @@ _SAME: dict[str, type[Op]] = {
         geometry.Resize,
         padding.Pad,
         padding.RandomZoomOut,
+        photometric.JPEG,
         photometric.ColorJitter,
         photometric.GaussianBlur,
         photometric.Grayscale,

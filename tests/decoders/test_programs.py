@@ -18,6 +18,7 @@ from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.programs import has_programs
 from feeder.errors import BackendError, DecodeError
 from feeder.transforms import (
+    JPEG,
     AugMix,
     AutoAugment,
     CenterCrop,
@@ -70,6 +71,8 @@ EXACT: list[list[Op]] = [
     [RandomAutocontrast()],
     [RandomEqualize()],
     [RandomInvert(), RandomPosterize(3), RandomSolarize(100.5)],
+    [RandomPosterize(5), JPEG((1, 100)), RandomInvert()],
+    [RandomApply([JPEG(100), JPEG(3)], 0.6)],
     [RandomRotation(180, fill=(9, 200, 31))],
     [RandomRotation(90, interpolation="bicubic", center=(3, 9))],
     [RandomAffine(30, (0.3, 0.2), (0.5, 1.5), (-20, 20, -30, 30), fill=7)],

@@ -195,7 +195,7 @@ def test_every_op_moves_targets_or_is_known_to_leave_the_geometry() -> None:
     moved = {name for case in target_cases() for name, *_ in case.steps}
     refused = {"AugMix", "AutoAugment", "RandAugment", "TimmRandAugment", "TrivialAugmentWide"}
     colors = {"ColorJitter", "GaussianBlur", "Lambda", "Normalize", "RandomErasing", "RandomGrayscale", "ToDtype"}
-    colors |= {"GaussianNoise", "Grayscale", "RandomPhotometricDistort"}
+    colors |= {"GaussianNoise", "Grayscale", "JPEG", "RandomPhotometricDistort"}
     colors |= {
         f"Random{name}" for name in ("AdjustSharpness", "Autocontrast", "Equalize", "Invert", "Posterize", "Solarize")
     }

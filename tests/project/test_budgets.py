@@ -21,17 +21,17 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 175,
     "dataset": 2_825,
-    "decoders": 3_650,
+    "decoders": 3_665,
     "fields": 360,
     "loader": 8_360,
     "order": 1_395,
     "service": 1_595,
-    "shard": 8_580,
+    "shard": 8_605,
     "system": 690,
     "tools": 4_780,
-    "transforms": 2_520,
+    "transforms": 2_530,
 }
-TOKENS = 461_250
+TOKENS = 462_150
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -26,6 +26,7 @@ _OPS = [
     T.RandAugment(3, 4, 20, "bilinear", (1, 2, 3)),
     T.RandomAdjustSharpness(2, 0.3),
     T.Grayscale(3),
+    T.JPEG((20, 90)),
     T.LetterBox((30, 40), (1, 2, 3), "bicubic"),
     T.RandomAffine(10, (0.1, 0.2), (0.9, 1.1), (1, 2, 3, 4), "bilinear", 5, (3, 4)),
     T.RandomApply([T.ColorJitter(0.1), T.RandomGrayscale(0.3)], 0.3),

@@ -72,7 +72,7 @@ def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
         return "its images are of different sizes"
     if isinstance(op, T.GaussianNoise) and not is_batched:
         return "its noise is added to uint8 images on a device; put it before ToDtype and Normalize"
-    if isinstance(op, T.LetterBox):
+    if isinstance(op, (T.JPEG, T.LetterBox)):
         return "it runs on the CPU alone"
     if isinstance(op, T.TimmRandAugment):
         return "its augmentations run on the CPU alone"

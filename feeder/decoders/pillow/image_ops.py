@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -164,6 +165,12 @@ def _blur(image: Image.Image, op: T.GaussianBlur, row: Row) -> Image.Image:
     return Image.fromarray(np.rint(blurred).astype(np.uint8))
 
 
+def _compress(image: Image.Image, op: T.JPEG, row: Row) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=int(row["quality"]))
+    return Image.open(file, formats=["JPEG"]).convert("RGB")
+
+
 def _erase_array(array: npt.NDArray[Any], op: T.RandomErasing, row: Row) -> npt.NDArray[Any]:
     if not row["erase"]:
         return array
@@ -304,6 +311,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.GaussianBlur: _blur,
     T.GaussianNoise: _as_array(_add_noise),
     T.Grayscale: _if_drawn(lambda image, _: _grayscale(image)),
+    T.JPEG: _compress,
     T.Lambda: _call,
     T.LetterBox: lambda image, op, row: _add_border(_resize(image, op, row), op, row),
     T.Pad: lambda image, op, _: _pad_image(image, op.padding, op.fill, op.padding_mode),

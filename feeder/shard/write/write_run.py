@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from feeder.decoders.decoder import MAX_PIXELS
-from feeder.decoders.image_header import image_info
+from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.packed import MOST_CODEBOOKS, add_codebooks, codebook_id
 from feeder.errors import FormatError, ShardError, SourceError
 from feeder.order.permutation import permute
@@ -341,7 +341,8 @@ def _format_advice(source: Source, seed: int, share: str) -> list[str]:
         seed: Seed of the set.
         share: The number of images in other formats, for the line.
     """
-    encoder, timed = Encoder(EncodeOptions("jpeg")), []
+    encoder = Encoder(EncodeOptions("jpeg"))
+    timed: list[tuple[tuple[bytes, ImageInfo], tuple[bytes, ImageInfo]]] = []
     for image in _drawn(source, seed, 16 * _TIMED_IMAGES):
         with contextlib.suppress(ValueError):  # the run has rejected it
             info = image_info(image)
@@ -352,10 +353,9 @@ def _format_advice(source: Source, seed: int, share: str) -> list[str]:
     now_ms, then_ms = (decode_ms(images) for images in zip(*timed, strict=True))
     if now_ms < _ADVISED_GAIN * then_ms:
         return []
-    kind = timed[0][0][1].extension
     return [
-        f"advice: {share} images are not JPEGs. A crop of a {kind} took {now_ms:.2g} ms, and {then_ms:.2g} ms of the "
-        "same image as JPEG: --encode jpeg makes lossy copies"
+        f"advice: {share} images are not JPEGs. A crop of a {timed[0][0][1].extension} took {now_ms:.2g} ms, and "
+        f"{then_ms:.2g} ms of the same image as JPEG: --encode jpeg makes lossy copies"
     ]
 
 
