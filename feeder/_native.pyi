@@ -54,9 +54,10 @@ class AugmentOp(enum.IntEnum):
     MIX_START = 20
     MIX_ADD = 21
     MIX_FINISH = 22
-    ERASE = 23
-    ERASE_OUTPUT = 24
-    ERASE_NOISE = 25
+    JPEG = 23
+    ERASE = 24
+    ERASE_OUTPUT = 25
+    ERASE_NOISE = 26
 
 class WarpFilter(enum.IntEnum):
     """The filter of a warp."""
@@ -354,6 +355,7 @@ class View:
         source_boxes, support_boxes, flips, out, layout, dtype, scale, bias: See :func:`decode_batch`.
         programs: What follows on each image, float64 [N, ops, 12], see :class:`AugmentOp`; None: nothing.
         filter: "bilinear", or "bicubic", whose images are decoded as for "exact".
+        frames, fill: See :attr:`feeder.transforms.Draws.frame`, and its color.
 
     Raises:
         ValueError: an argument has another shape, dtype or value.
@@ -372,6 +374,8 @@ class View:
         bias: npt.NDArray[np.float32] | None = None,
         programs: npt.NDArray[np.float64] | None = None,
         filter: str = "bilinear",
+        frames: npt.NDArray[np.int32] | None = None,
+        fill: tuple[int, int, int] = (0, 0, 0),
     ) -> None: ...
 
 def decode_views(
@@ -725,12 +729,18 @@ class BaseOps:
     ) -> None:
         """Adds a crop; ``log_ratio`` has the logarithms of ``ratio``."""
 
-    def add_random_crop(self, stream: int, height: int, width: int) -> None:
-        """Adds a crop of images that are large enough."""
+    def add_random_crop(
+        self, stream: int, height: int, width: int, padding: tuple[int, int, int, int], pads_if_needed: bool
+    ) -> None:
+        """Adds a crop, before which a border (left, top, right, bottom) is put around an image."""
 
-    def add_center_crop(self, height: int, width: int) -> None:
-        """Adds a crop of images that are large enough."""
+    def add_pad(self, padding: tuple[int, int, int, int]) -> None:
+        """Adds a border (left, top, right, bottom)."""
 
+    def add_letterbox(self, height: int, width: int) -> None:
+        """Adds a :class:`feeder.transforms.LetterBox`."""
+
+    def add_center_crop(self, height: int, width: int) -> None: ...
     def add_resize(self, side: str, height: int, width: int, most: int) -> None:
         """Adds a resize: "both" sides to (height, width); the "shorter" to ``height``, the longer one at most ``most``
         unless that is 0; the "longer" to ``most``; or to the least size that can "cover" (height, width)."""
@@ -738,7 +748,7 @@ class BaseOps:
     def add_horizontal_flip(self, stream: int, p: float) -> None: ...
     def draw(
         self, seed: int, epoch: int, keys: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-    ) -> list[tuple[tuple[float, float, float, float], tuple[int, int, int, int], tuple[int, int], bool] | None]:
+    ) -> list[tuple[tuple[float, ...], tuple[int, ...], tuple[int, int], bool, tuple[int, ...]] | None]:
         """Draws as :meth:`feeder.transforms.Recipe.draw` does, to the bit.
 
         Args:
@@ -748,8 +758,9 @@ class BaseOps:
             sizes: int64 [N, 2], upright (height, width), pixels, 1 or more.
 
         Returns:
-            For each image the source box, the support box, the (height, width) after the base path and the flip. None
-            where they can't be told: a crop's side is a half too nearly to be rounded, or an image is too small.
+            For each image the source box, the support box, the (height, width) after the base path, the flip and the
+            frame. None where they can't be told: a crop's side is a half too nearly to be rounded, or an image is too
+            small.
         """
 
 class OpenShards:
@@ -778,7 +789,7 @@ class PartRunner:
         dtype: "uint8", "float32", "float16" or "bfloat16".
         scale, bias: float32 [3], out = pixel(0-255) * scale + bias; None for uint8.
         stages: Numbers of the first words of the stages read, draw, decode and transform in a meter.
-        filter: See :class:`View`.
+        filter, fill: See :class:`View`.
     """
 
     def __init__(
@@ -797,6 +808,7 @@ class PartRunner:
         bias: npt.NDArray[np.float32] | None,
         stages: list[int],
         filter: str,
+        fill: tuple[int, int, int],
     ) -> None: ...
     def run(
         self,

@@ -95,6 +95,7 @@ class CpuDecoder(Decoder):
         check_views(buffers, orientations, views)
         if len(buffers) == 0:
             return DecodeResult([])
+        views = [_framed(view) for view in views]
         # A few where the kernels make images apart, which then stay in the caches; one where these differ in size.
         is_batched = all(_is_batched(view.recipe) for view in views)
         is_apart = is_batched and any(Finish(view.recipe, view.recipe.rest).is_apart for view in views)
@@ -201,8 +202,7 @@ class CpuDecoder(Decoder):
                 )
             if not has_programs(recipe):
                 base = np.empty((len(draws), height, width, 3), np.uint8)
-                boxes, kind = _boxes(draws), recipe.base_filter
-                native_views.append(_native.View(*boxes, base, layout="nhwc", dtype="uint8", filter=kind))
+                native_views.append(_native.View(*_boxes(draws), base, layout="nhwc", dtype="uint8", **_base(view)))
                 made.append((None, base))
                 continue
 
@@ -245,6 +245,19 @@ def _transforming(result: DecodeResult, rows: Sequence[int]) -> Iterator[None]:
     result.spent_ns[rows, 1] += (time.perf_counter_ns() - started) // max(len(rows), 1)
 
 
+def _framed(view: View) -> View:
+    """Returns a view whose recipe's base path may pad, too."""
+    recipe = view.recipe.framed
+    if recipe.base_length == view.recipe.base_length:
+        return view
+    return view._replace(recipe=recipe, draws=recipe.redrawn(view.draws))
+
+
+def _base(view: View) -> dict[str, Any]:
+    """Returns the kernels' options of a view's base path."""
+    return {"filter": view.recipe.base_filter, "frames": view.draws.frame, "fill": view.recipe.base_fill}
+
+
 def _boxes(draws: Draws) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
     return (
         np.ascontiguousarray(draws.source_box, np.float64),
@@ -259,8 +272,7 @@ def _native_view(view: View, finish: Finish, images: npt.NDArray[Any]) -> _nativ
     drawn = draws.ops[recipe.base_length :][: finish.end]
     made = programs(recipe.rest[: finish.end], drawn, (images.shape[2], images.shape[3]))
     out, layout = laid_out(images)
-    kind = recipe.base_filter
-    return _native.View(*_boxes(draws), out, layout=layout, programs=made, filter=kind, **finish.options)
+    return _native.View(*_boxes(draws), out, layout=layout, programs=made, **_base(view) | finish.options)
 
 
 def _for_pillow(statuses: npt.NDArray[np.int32], first_rows: npt.NDArray[np.int32] | None) -> npt.NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 import struct
@@ -41,6 +42,7 @@ _EXTENSIONS = {
     "fpk": (),
     "png": (),
     "webp": (),
+    "avif": (),
     "bmp": ("dib",),
     "gif": (),
     "tiff": ("tif",),
@@ -50,8 +52,11 @@ IMAGE_EXTENSIONS: frozenset[str] = frozenset(_EXTENSIONS).union(*_EXTENSIONS.val
 
 # The formats that Pillow may open, wherever it does: some others start programs (EPS), or are rarely tested.
 # (MPO, several JPEGs in a file, opens as JPEG.)
-PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
+PILLOW_FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 _NAMED_FORMATS = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tiff", "PPM": "ppm"}
+if importlib.util.find_spec("PIL.AvifImagePlugin"):  # since Pillow 11.3; earlier ones fail on an unknown name
+    PILLOW_FORMATS = (*PILLOW_FORMATS, "AVIF")
+    _NAMED_FORMATS |= {"AVIF": "avif"}
 _ORIENTATION_TAG = 0x0112
 _STANDALONE_MARKERS = frozenset([0x01, *range(0xD0, 0xD8)])
 _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -61,7 +66,7 @@ _XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
 # First bytes of files that people take for images.
 _OTHER_FILES = {
     re.compile(rb"....ftyp(hei|hev|mif1|msf1)", re.DOTALL): "HEIC, which feeder does not decode: convert it to JPEG",
-    re.compile(rb"....ftypavi", re.DOTALL): "AVIF, which feeder does not decode: convert it to JPEG",
+    re.compile(rb"....ftypavi", re.DOTALL): "AVIF, which this Pillow does not decode: install Pillow 11.3",
     re.compile(rb"PK\x03\x04"): "a zip: unzip it first",
 }
 # Bytes of one value, by its TIFF type.
@@ -77,8 +82,8 @@ class ImageInfo(NamedTuple):
     """An image's header.
 
     Attributes:
-        extension: File extension of its format: "jpg", "png", "webp", "bmp", "gif", "tiff" or "ppm"; "fpk" for a
-            packed JPEG.
+        extension: File extension of its format: "jpg", "png", "webp", "avif", "bmp", "gif", "tiff" or "ppm";
+            "fpk" for a packed JPEG.
         width_px: Width as stored, before orientation.
         height_px: Height as stored, before orientation.
         orientation: EXIF orientation 1-8, as ``PIL.ImageOps.exif_transpose`` finds it in EXIF or XMP. 1 if there is

@@ -66,8 +66,9 @@ class _Step(NamedTuple):
 
 def has_programs(recipe: T.Recipe) -> bool:
     """Returns True if the kernels run all ops of a recipe without variable sizes, but for those that run on arrays."""
-    ops = _after_values(recipe.rest)
-    for is_native, first, end in _steps(recipe.rest):
+    rest = recipe.framed.rest
+    ops = _after_values(rest)
+    for is_native, first, end in _steps(rest):
         some = ops[first:end]
         values = [number for number, (op, _) in enumerate(some) if isinstance(op, (T.ToDtype, T.Normalize))]
         if is_native:
@@ -448,6 +449,13 @@ def _blur(op: T.GaussianBlur, params: Params, size: tuple[int, int]) -> Programs
     return block
 
 
+def _compress(op: T.JPEG, params: Params, size: tuple[int, int]) -> Programs:
+    block = _block(len(params["quality"]))
+    block[:, 0, 0] = _OPS.JPEG.value
+    block[:, 0, 1] = params["quality"]
+    return block
+
+
 def _branch(op: Branches, params: Params, size: tuple[int, int]) -> Programs:
     blocks = []
     for is_drawn, steps in op.branches(params):
@@ -480,6 +488,7 @@ _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] =
     T.GaussianBlur: _blur,
     T.Grayscale: _if_drawn(_OPS.GRAYSCALE),
     T.GaussianNoise: _noise,
+    T.JPEG: _compress,
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(_OPS.SHARPNESS, "sharpness_factor"),
     T.RandomAffine: _affine,

@@ -30,8 +30,9 @@ from feeder.transforms.geometry import (
 from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
-from feeder.transforms.padding import Pad, RandomZoomOut
+from feeder.transforms.padding import LetterBox, Pad, RandomZoomOut
 from feeder.transforms.photometric import (
+    JPEG,
     ColorJitter,
     GaussianBlur,
     GaussianNoise,
@@ -42,7 +43,7 @@ from feeder.transforms.photometric import (
 )
 from feeder.transforms.recipe import Compose, Draws, Recipe
 from feeder.transforms.scale_jitter import ScaleJitter
-from feeder.transforms.shortest_size import RandomShortestSize
+from feeder.transforms.shortest_size import RandomResize, RandomShortestSize
 from feeder.transforms.sizes import BUCKET, ByEpoch
 from feeder.transforms.target_ops import ClampBoundingBoxes, ClampKeyPoints, SanitizeBoundingBoxes, SanitizeKeyPoints
 from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask
@@ -52,6 +53,7 @@ from feeder.transforms.views import Views, recipe_or_views
 
 __all__ = [
     "BUCKET",
+    "JPEG",
     "AugMix",
     "AutoAugment",
     "AutoAugmentPolicy",
@@ -72,6 +74,7 @@ __all__ = [
     "Image",
     "KeyPoints",
     "Lambda",
+    "LetterBox",
     "Mask",
     "MixUp",
     "MixedLabels",
@@ -96,6 +99,7 @@ __all__ = [
     "RandomPerspective",
     "RandomPhotometricDistort",
     "RandomPosterize",
+    "RandomResize",
     "RandomResizedCrop",
     "RandomRotation",
     "RandomShortestSize",

@@ -88,6 +88,8 @@ def _seed_generators(key: int) -> None:
     if torch is not None and "torch" not in _scope.states:
         _scope.states["torch"] = torch.default_generator.get_state()
 
+    # Before each call, though most functions draw nothing: a first draw can't be seen. Code holds bound methods of
+    # these generators (`from random import random`), of C types, whose draws call nothing that could be replaced.
     random.seed(key)
     np.random.seed([key & 0xFFFFFFFF, key >> 32])
     if torch is not None:

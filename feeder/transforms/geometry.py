@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import (
-    BASE_FILTERS,
     check_fill,
     check_interpolation,
     check_padding,
@@ -19,7 +18,7 @@ from feeder.transforms.arguments import (
     check_range,
     check_size,
 )
-from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, ProbabilityOp, SizeBounds, Uniforms
+from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, ProbabilityOp, ResizeOp, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, VariableSize, by_phase, check_by_epoch, check_variable
 
 __all__ = [
@@ -39,7 +38,7 @@ def _check_size(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, init=False)
-class RandomResizedCrop(Op):
+class RandomResizedCrop(ResizeOp):
     """Crops a random area with a random aspect ratio and resizes it.
 
     Args:
@@ -132,16 +131,9 @@ class RandomResizedCrop(Op):
     def extent(self, extent: SizeBounds) -> SizeBounds:
         return SizeBounds(self.size, fixed=True)
 
-    def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation in BASE_FILTERS
-
-    @property
-    def resizes(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True, init=False)
-class Resize(Op):
+class Resize(ResizeOp):
     """Resizes the image.
 
     Args:
@@ -242,13 +234,6 @@ class Resize(Op):
             return SizeBounds((self.size[0], self.size[0]))
         return SizeBounds()
 
-    def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation in BASE_FILTERS
-
-    @property
-    def resizes(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True, init=False)
 class CenterCrop(Op):
@@ -263,6 +248,7 @@ class CenterCrop(Op):
 
     draws_from_size = False
     crops = True
+    border = (0, 0, 0)
 
     size: tuple[int, int]
 
@@ -372,6 +358,10 @@ class RandomCrop(Op):
         if self._pads:
             params["padding"] = np.stack([pad_before[:, 1], pad_before[:, 0], pad_after[:, 1], pad_after[:, 0]], axis=1)
         return Drawn(params, cropped)
+
+    @property
+    def border(self) -> tuple[int, int, int] | None:  # type: ignore[override]
+        return self.fill if self.padding_mode == "constant" else None
 
     @property
     def _pads(self) -> bool:

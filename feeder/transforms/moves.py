@@ -154,6 +154,8 @@ def _moves(op: Op, sample: Mapping[str, Any], canvas: Canvas) -> Iterator[Move |
     elif isinstance(op, Pad):
         yield Border(*op.padding, mode=op.padding_mode)
     elif "padding" in sample:
+        if "resized_height" in sample:  # a letterbox
+            yield _scaling(op, sample)
         left, top, right, bottom = sample["padding"].tolist()
         yield Border(left, top, right, bottom, getattr(op, "padding_mode", "constant"))
 
@@ -161,15 +163,19 @@ def _moves(op: Op, sample: Mapping[str, Any], canvas: Canvas) -> Iterator[Move |
     if "top" in sample and (not marks or sample["crop"]):
         top, left, height, width = (int(sample[name]) for name in ("top", "left", "height", "width"))
         yield Crop(top, left, height, width, marks)
-    if "resized_height" in sample:
-        # resized_crop_mask does not know of the op's interpolation.
-        is_exact = not isinstance(op, RandomResizedCrop) and getattr(op, "interpolation", "") == "nearest-exact"
-        yield Scaling(int(sample["resized_height"]), int(sample["resized_width"]), is_exact)
+    if "resized_height" in sample and "padding" not in sample:
+        yield _scaling(op, sample)
 
     if sample.get("flip"):
         yield Flip()
     if sample.get("flip_vertically"):
         yield Flip(is_vertical=True)
+
+
+def _scaling(op: Op, sample: Mapping[str, Any]) -> Scaling:
+    # resized_crop_mask does not know of the op's interpolation.
+    is_exact = not isinstance(op, RandomResizedCrop) and getattr(op, "interpolation", "") == "nearest-exact"
+    return Scaling(int(sample["resized_height"]), int(sample["resized_width"]), is_exact)
 
 
 def _rotation(op: RandomRotation, angle: float, canvas: Canvas) -> Warp:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.order.random import philox
-from feeder.transforms.arguments import check_probability
+from feeder.transforms.arguments import BASE_FILTERS, check_probability
 from feeder.transforms.sizes import VariableSize
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ try:
 except ImportError:
     from feeder.order.random import uniform  # type: ignore[assignment]
 
-__all__ = ["Drawn", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "SizeBounds", "Uniforms"]
+__all__ = ["Drawn", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "ResizeOp", "SizeBounds", "Uniforms"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -88,12 +88,16 @@ class Op:
         draws_from_size: True if the random parameters depend on the image's size: torchvision v2 refuses such an op for
             images of different sizes in one call. An op with a draw of its own says it.
         crops: True if the op may leave out rows of its input.
+        resizes: True if the op changes the image's scale; only one such op fits in a source box.
+        border: Color of an op that only crops, and pads with this color; None for others.
     """
 
     on_images = True
     on_arrays = False
     draws_from_size = False
     crops = False
+    resizes = False
+    border: tuple[int, int, int] | None = None
 
     def _set(self, **fields: object) -> None:
         """Sets the fields of a frozen dataclass while it is made."""
@@ -136,10 +140,15 @@ class Op:
         """
         return False
 
-    @property
-    def resizes(self) -> bool:
-        """True if the op changes the image's scale; only one such op fits in a source box."""
-        return False
+
+class ResizeOp(Op):
+    """An op that may crop the image and then resizes it, by its ``interpolation``."""
+
+    resizes = True
+    interpolation: str
+
+    def fuses(self, extent: SizeBounds) -> bool:
+        return self.interpolation in BASE_FILTERS
 
 
 @dataclass(frozen=True, init=False)

@@ -4,13 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from feeder.transforms.arguments import check_fill, check_padding, check_padding_mode, check_probability, check_range
+from feeder.transforms.arguments import (
+    BASE_FILTERS,
+    check_fill,
+    check_interpolation,
+    check_padding,
+    check_padding_mode,
+    check_probability,
+    check_range,
+    check_size,
+)
 from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
+from feeder.transforms.sizes import ByEpoch, check_variable
 
-__all__ = ["Pad", "RandomZoomOut"]
+__all__ = ["LetterBox", "Pad", "RandomZoomOut"]
+
+
+@dataclass(frozen=True, init=False)
+class LetterBox(Op):
+    """Resizes the image to fit in a size, keeping its aspect ratio, and puts it in the middle of a border.
+
+    The place is that of ultralytics' ``LetterBox``, and the resize is antialiased, which OpenCV's is not.
+
+    Args:
+        size: Output (height, width) in pixels; an int makes a square. Also ``BUCKET`` or a :class:`ByEpoch`.
+        fill: One number or (R, G, B), 0-255, for the border.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    draws_from_size = False
+    resizes = True
+
+    size: tuple[int, int]
+    fill: tuple[int, int, int]
+    interpolation: str
+
+    def __init__(
+        self, size: int | Sequence[int] | ByEpoch, fill: object = 114, interpolation: object = "bilinear"
+    ) -> None:
+        self._set(
+            size=check_variable(size, partial(check_size, "size")),
+            fill=check_fill(fill),
+            interpolation=check_interpolation(interpolation, None),
+        )
+
+    @property
+    def border(self) -> tuple[int, int, int] | None:  # type: ignore[override]
+        return self.fill if self.interpolation in BASE_FILTERS else None
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        size = np.array(self.size, np.int64)
+        scale = (size / sizes).min(axis=1, keepdims=True)
+        resized = np.maximum(np.rint(sizes * scale).astype(np.int64), 1)
+        before = (size - resized) // 2
+        padding = np.concatenate([before, size - resized - before], axis=1)[:, [1, 0, 3, 2]]
+        params = {"resized_height": resized[:, 0], "resized_width": resized[:, 1], "padding": padding}
+        return Drawn(params, np.broadcast_to(size, sizes.shape))
+
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds(self.size, fixed=True)
 
 
 @dataclass(frozen=True, init=False)
@@ -34,6 +93,10 @@ class Pad(Op):
 
     def __init__(self, padding: int | Sequence[int], fill: object = 0, padding_mode: str = "constant") -> None:
         self._set(padding=check_padding(padding), fill=check_fill(fill), padding_mode=check_padding_mode(padding_mode))
+
+    @property
+    def border(self) -> tuple[int, int, int] | None:  # type: ignore[override]
+        return self.fill if self.padding_mode == "constant" else None
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         left, top, right, bottom = self.padding

@@ -14,6 +14,7 @@ from feeder.transforms.op import Drawn, IntArray, Op, Params, ProbabilityOp, Uni
 
 __all__ = [
     "COLOR_STEPS",
+    "JPEG",
     "ColorJitter",
     "GaussianBlur",
     "GaussianNoise",
@@ -246,6 +247,30 @@ class GaussianNoise(Op):
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         return Drawn({"key": uniforms.keys()}, sizes)
+
+
+@dataclass(frozen=True, init=False)
+class JPEG(Op):
+    """Encodes the image as JPEG and decodes it again, for the traces that this leaves.
+
+    Args:
+        quality: 1 to 100, or the (min, max) of one that is drawn for each image.
+
+    Raises:
+        ArgumentError: for another quality.
+    """
+
+    draws_from_size = False
+
+    quality: tuple[int, int]
+
+    def __init__(self, quality: int | Sequence[int]) -> None:
+        self._set(quality=check_size("quality", quality))
+        check_range("quality", self.quality, low=1, high=100)
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        least, most = self.quality
+        return Drawn({"quality": least + (uniforms(1)[:, 0] * (most - least + 1)).astype(np.int64)}, sizes)
 
 
 @dataclass(frozen=True, init=False)

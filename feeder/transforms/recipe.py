@@ -14,6 +14,7 @@ from feeder.errors import ArgumentError
 from feeder.order.random import Stream, uniform
 from feeder.system.warning import warn
 from feeder.transforms.function import Lambda, Output
+from feeder.transforms.geometry import RandomCrop
 from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp
 from feeder.transforms.op import FloatArray, IntArray, Op, Params, SizeBounds, Uniforms
@@ -68,6 +69,9 @@ class Draws:
         seed: Seed of the draws.
         epoch: Epoch of the draws.
         keys: int64 [N], keys of the draws.
+        frame: int32 [N, 4], (left, top, width, height) of the area that the source box maps onto, in images of
+            ``base_size``, whose border has the recipe's :attr:`Recipe.base_fill`. It is empty where only the border is
+            left; left is -1 where a ``RandomCrop`` is larger than the image. None: that of the whole image.
     """
 
     image_size: npt.NDArray[np.int32]
@@ -80,6 +84,7 @@ class Draws:
     seed: int
     epoch: int
     keys: IntArray
+    frame: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.flip)
@@ -98,6 +103,7 @@ class Draws:
             seed=self.seed,
             epoch=self.epoch,
             keys=self.keys[chosen],
+            frame=None if self.frame is None else self.frame[chosen],
         )
 
     def head(self) -> Draws:
@@ -119,9 +125,12 @@ class Recipe:
 
     Attributes:
         ops: All ops, in order.
+        pads: True if the base path may also have ops that put a border of one color around the image, see
+            :attr:`framed`.
     """
 
     ops: tuple[Op, ...] = ()
+    pads: bool = False
 
     @classmethod
     def of(cls, transform: Op | Recipe | Sequence[Op] | None) -> Recipe:
@@ -254,21 +263,34 @@ class Recipe:
         """
         if self._variable:
             raise ArgumentError(f"{self._variable[0]!r} is no size by itself; Recipe.at(bucket, epoch) has the size")
+        return self._base[0]
+
+    @property
+    def base_fill(self) -> tuple[int, int, int]:
+        """The color, 0-255, of the border that the base path puts around an image."""
+        return self._base[1] or (0, 0, 0)
+
+    @cached_property
+    def _base(self) -> tuple[int, tuple[int, int, int] | None]:
         if self.tail is not None:
-            return self.head.base_length
+            return self.head._base
         fused = 0
         extent = SizeBounds()
-        resized = False
+        resized, fill = False, None
         for op in self.ops:
-            if not op.fuses(extent) or (op.resizes and resized):
+            if op.resizes and (resized or fill is not None):
                 break
+            if not op.fuses(extent):
+                if not self.pads or op.border is None or fill not in (None, op.border):
+                    break
+                fill = op.border
             resized = resized or op.resizes
             extent = op.extent(extent)
             fused += 1
         # The other ops can join the base path only all together: an affine map of the pixels and mirroring commute.
         if all(op.on_arrays and (isinstance(op, (ToDtype, Normalize)) or op.fuses(extent)) for op in self.ops[fused:]):
-            return len(self.ops)
-        return fused
+            fused = len(self.ops)
+        return fused, fill
 
     @cached_property
     def crops_first(self) -> bool:
@@ -277,7 +299,7 @@ class Recipe:
             return any(self.at(_ANY_BUCKET, epoch).crops_first for epoch in self.phases)
         for op in self.ops:
             if op.crops or op.resizes or not op.fuses(SizeBounds()):
-                return op.crops and op.fuses(SizeBounds())
+                return op.crops and (op.fuses(SizeBounds()) or (self.pads and op.border is not None))
         return False
 
     @cached_property
@@ -285,6 +307,11 @@ class Recipe:
         """The interpolation of the base path: "bilinear", also without a resize, or "bicubic"."""
         resizes = (op for op in self.ops[: self.base_length] if op.resizes)
         return next((getattr(op, "interpolation", "bilinear") for op in resizes), "bilinear")
+
+    @cached_property
+    def framed(self) -> Recipe:
+        """The same ops with a base path that :attr:`pads`, for backends that can do this in one pass."""
+        return self if self.pads else replace(self, pads=True)
 
     @property
     def is_base_path(self) -> bool:
@@ -327,7 +354,7 @@ class Recipe:
     @cached_property
     def head(self) -> Recipe:
         """The recipe without :attr:`tail`."""
-        return self if self.tail is None else Recipe(self.ops[:-1])
+        return self if self.tail is None else replace(self, ops=self.ops[:-1])
 
     @cached_property
     def tail_output(self) -> Output | None:
@@ -412,7 +439,7 @@ class Recipe:
         if len(ids) != len(image_size):
             raise ArgumentError(f"sample_ids and sizes must be of one length, got {len(ids)} and {len(image_size)}")
 
-        base = _Base(image_size)
+        base = _Base(image_size, self.pads)
         current = image_size
         drawn: list[Params] = []
 
@@ -425,22 +452,26 @@ class Recipe:
                 params, current = op.draw(uniforms, current)
             drawn.append(params)
             if stream < self.base_length:
-                base.apply(params)
+                base.apply(op, params)
 
         if self.tail_output is not None and self.tail_output.size is not None:
             current = np.broadcast_to(np.array(self.tail_output.size, np.int64), current.shape)
         return Draws(
             image_size=image_size.astype(np.int32),
-            source_box=base.source,
-            support_box=base.support.astype(np.int32),
-            base_size=base.size.astype(np.int32),
-            flip=base.flip.astype(np.uint8),
             output_size=current.astype(np.int32),
             ops=tuple(drawn),
             seed=seed,
             epoch=epoch,
             keys=ids,
+            **base.drawn(),
         )
+
+    def redrawn(self, draws: Draws) -> Draws:
+        """Returns draws of a recipe of the same ops, as this one's base path has them."""
+        base = _Base(draws.image_size.astype(np.int64), self.pads)
+        for op, params in zip(self.ops[: self.base_length], draws.ops, strict=False):
+            base.apply(op, params)
+        return replace(draws, **base.drawn())
 
     def draw_rest(self, seed: int, epoch: int, sample_ids: npt.ArrayLike) -> tuple[Params, ...]:
         """Draws only for the ops of :attr:`rest`, as :meth:`draw` does, without the images' sizes.
@@ -467,34 +498,76 @@ class Recipe:
 class _Base:
     """The boxes and the flip of N samples while the ops of the base path are applied to them."""
 
-    def __init__(self, sizes: IntArray) -> None:
+    def __init__(self, sizes: IntArray, pads: bool) -> None:
         whole = np.concatenate([np.zeros_like(sizes), sizes[:, ::-1]], axis=1)
-        self.source: FloatArray = whole.astype(np.float64)
-        self.support: IntArray = whole
-        self.size = sizes
-        self.flip = np.zeros(len(sizes), np.bool_)
+        self._source: FloatArray = whole.astype(np.float64)
+        self._support: IntArray = whole
+        self._size = sizes  # of the image, at (left, top) in the canvas
+        self._start = np.zeros_like(sizes)
+        self._canvas = sizes
+        self._flip = np.zeros(len(sizes), np.bool_)
+        self._pads = pads
+        self._hidden = np.zeros(len(sizes), np.bool_)
+        self._too_small = np.zeros(len(sizes), np.bool_)
         self._resized = False
 
-    def apply(self, params: Params) -> None:
-        if "top" in params:
-            self._crop(params)
-        if "resized_height" in params:
-            self.size = np.stack([params["resized_height"], params["resized_width"]], axis=1)
-            self._resized = True
-        if "flip" in params:
-            self.flip = self.flip ^ params["flip"]
+    def drawn(self) -> dict[str, Any]:
+        """Returns the fields of :class:`Draws` that describe the base path."""
+        frame = None
+        if self._pads:
+            frame = np.concatenate([self._start, self._size[:, ::-1]], axis=1).astype(np.int32)
+            frame[self._hidden] = 0
+            frame[self._too_small, 0] = -1
+        return {
+            "source_box": self._source,
+            "support_box": self._support.astype(np.int32),
+            "base_size": self._canvas.astype(np.int32),
+            "flip": self._flip.astype(np.uint8),
+            "frame": frame,
+        }
 
-    def _crop(self, params: Params) -> None:
+    def apply(self, op: Op, params: Params) -> None:
+        if "top" in params and "padding" not in params:
+            self._crop(op, params)
+        if "resized_height" in params:
+            self._size = self._canvas = np.stack([params["resized_height"], params["resized_width"]], axis=1)
+            self._start = np.zeros_like(self._size)
+            self._resized = True
+        if "padding" in params:
+            before, after = params["padding"][:, :2], params["padding"][:, 2:]
+            self._start = self._start + before
+            self._canvas = self._canvas + (before + after)[:, ::-1]
+            if "top" in params:
+                self._crop(op, params)
+        if "flip" in params:
+            self._flip = self._flip ^ params["flip"]
+            right = self._canvas[:, 1] - self._start[:, 0] - self._size[:, 1]
+            left = np.where(params["flip"], right, self._start[:, 0])
+            self._start = np.stack([left, self._start[:, 1]], axis=1)
+
+    def _crop(self, op: Op, params: Params) -> None:
+        if self._pads and isinstance(op, RandomCrop):
+            self._too_small |= (self._canvas < op.size).any(axis=1)
         size = np.stack([params["height"], params["width"]], axis=1)
+        window = np.stack([params["left"], params["top"]], axis=1)
+        begin, end = window, window + size[:, ::-1]
+        if self._pads:  # the part of the window in the image, or a pixel where there is none
+            last = self._start + self._size[:, ::-1]
+            self._hidden |= ((begin >= last) | (end <= self._start)).any(axis=1)
+            begin = np.clip(begin, self._start, last - 1)
+            end = np.clip(end, begin + 1, last)
+        cropped, start = end - begin, begin - self._start
+
         # A window chosen after a flip is counted from the other side.
-        left = np.where(self.flip, self.size[:, 1] - params["left"] - size[:, 1], params["left"])
-        start = np.stack([left, params["top"]], axis=1)
-        scale = (self.source[:, 2:] - self.source[:, :2]) / self.size[:, ::-1]
-        origin = self.source[:, :2]
-        self.source = np.concatenate([origin + start * scale, origin + (start + size[:, ::-1]) * scale], axis=1)
-        self.size = size
+        start[:, 0] = np.where(self._flip, self._size[:, 1] - start[:, 0] - cropped[:, 0], start[:, 0])
+        scale = (self._source[:, 2:] - self._source[:, :2]) / self._size[:, ::-1]
+        origin = self._source[:, :2]
+        self._source = np.concatenate([origin + start * scale, origin + (start + cropped) * scale], axis=1)
         if not self._resized:
-            self.support = np.rint(self.source).astype(np.int64)
+            self._support = np.rint(self._source).astype(np.int64)
+        self._size = cropped[:, ::-1]
+        self._start = begin - window
+        self._canvas = size
 
 
 def _listed(recipe: Recipe | Compose, ops: Sequence[Op]) -> str:

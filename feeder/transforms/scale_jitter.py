@@ -8,15 +8,15 @@ from functools import partial
 
 import numpy as np
 
-from feeder.transforms.arguments import BASE_FILTERS, check_interpolation, check_range, check_size
-from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
+from feeder.transforms.arguments import check_interpolation, check_range, check_size
+from feeder.transforms.op import Drawn, IntArray, ResizeOp, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
 __all__ = ["ScaleJitter"]
 
 
 @dataclass(frozen=True, init=False)
-class ScaleJitter(Op):
+class ScaleJitter(ResizeOp):
     """Resizes the image by a random factor, keeping its aspect ratio (Ghiasi et al., "Simple Copy-Paste", 2021).
 
     The output's size depends on the image and the draw; a crop of fixed size belongs after it.
@@ -59,10 +59,3 @@ class ScaleJitter(Op):
 
     def extent(self, extent: SizeBounds) -> SizeBounds:
         return SizeBounds()
-
-    def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation in BASE_FILTERS
-
-    @property
-    def resizes(self) -> bool:
-        return True

@@ -1,4 +1,4 @@
-"""A resize of the shorter side to a random length, as detection models take it."""
+"""Resizes of the shorter side to a random length, as detection and segmentation models take them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,55 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.transforms.arguments import BASE_FILTERS, check_interpolation, check_size
-from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
+from feeder.transforms.arguments import check_interpolation, check_size
+from feeder.transforms.op import Drawn, IntArray, ResizeOp, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
-__all__ = ["RandomShortestSize"]
+__all__ = ["RandomResize", "RandomShortestSize"]
 
 
 @dataclass(frozen=True, init=False)
-class RandomShortestSize(Op):
+class RandomResize(ResizeOp):
+    """Resizes the image so that its shorter side gets a random length, and keeps the aspect ratio.
+
+    Args:
+        min_size: Least length of the shorter side in pixels.
+        max_size: Greatest length, which itself is never drawn, as in torchvision.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        antialias: True; anything else than None is refused.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    draws_from_size = False
+
+    min_size: int
+    max_size: int
+    interpolation: str
+
+    def __init__(
+        self, min_size: int, max_size: int, interpolation: object = "bilinear", antialias: bool | None = True
+    ) -> None:
+        self._set(
+            min_size=check_size("min_size", min_size)[0],
+            max_size=check_size("max_size", max_size)[0],
+            interpolation=check_interpolation(interpolation, antialias),
+        )
+        if self.min_size >= self.max_size:
+            raise ArgumentError(f"max_size must be greater than min_size, got {max_size} with {min_size}")
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        length = self.min_size + (uniforms(1) * (self.max_size - self.min_size)).astype(np.int64)
+        resized = (length * sizes / sizes.min(axis=1, keepdims=True)).astype(np.int64)
+        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
+
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds((self.min_size, self.min_size))
+
+
+@dataclass(frozen=True, init=False)
+class RandomShortestSize(ResizeOp):
     """Resizes the image so that its shorter side gets one of several lengths, and keeps the aspect ratio.
 
     The output's size depends on the image and the draw: ``DataLoader(sizes=feeder.PadToBatch(...))`` makes batches of
@@ -67,13 +107,6 @@ class RandomShortestSize(Op):
             return SizeBounds()
         shortest = min(self.min_size) - 1  # torchvision's product may come out just below the length
         return SizeBounds((max(1, shortest), max(1, shortest)))
-
-    def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation in BASE_FILTERS
-
-    @property
-    def resizes(self) -> bool:
-        return True
 
 
 def _check_lengths(value: object) -> tuple[int, ...]:

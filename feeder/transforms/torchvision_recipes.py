@@ -77,12 +77,14 @@ _SAME: dict[str, type[Op]] = {
         geometry.Resize,
         padding.Pad,
         padding.RandomZoomOut,
+        photometric.JPEG,
         photometric.ColorJitter,
         photometric.GaussianBlur,
         photometric.Grayscale,
         photometric.RandomGrayscale,
         photometric.RandomPhotometricDistort,
         scale_jitter.ScaleJitter,
+        shortest_size.RandomResize,
         shortest_size.RandomShortestSize,
     )
 }

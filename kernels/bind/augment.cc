@@ -101,6 +101,7 @@ void add_augment(nb::module_& module) {
         .value("MIX_START", AugmentOp::mix_start)
         .value("MIX_ADD", AugmentOp::mix_add)
         .value("MIX_FINISH", AugmentOp::mix_finish)
+        .value("JPEG", AugmentOp::jpeg)
         .value("ERASE", AugmentOp::erase)
         .value("ERASE_OUTPUT", AugmentOp::erase_output)
         .value("ERASE_NOISE", AugmentOp::erase_noise);

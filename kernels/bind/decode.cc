@@ -2,9 +2,11 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "bind/buffer.h"
 #include "bind/module.h"
@@ -40,13 +42,16 @@ struct ViewArrays {
     std::optional<Floats> bias;
     std::optional<Programs> programs;
     ResizeFilter filter;
+    std::optional<Boxes32> frames;
+    uint8_t fill[3];
 
     size_t height() const { return out.shape(layout == Layout::nchw ? 2 : 1); }
     size_t width() const { return out.shape(layout == Layout::nchw ? 3 : 2); }
 
     ViewArrays(Boxes64 sources, Boxes32 supports, Bytes8 mirrored, OutArray pixels, const std::string& layout_name,
                const std::string& dtype_name, std::optional<Floats> scales, std::optional<Floats> biases,
-               std::optional<Programs> drawn = {}, const std::string& filter_name = "bilinear")
+               std::optional<Programs> drawn = {}, const std::string& filter_name = "bilinear",
+               std::optional<Boxes32> framed = {}, std::tuple<int, int, int> color = {})
         : source_boxes(sources),
           support_boxes(supports),
           flips(mirrored),
@@ -57,7 +62,16 @@ struct ViewArrays {
           scale(scales),
           bias(biases),
           programs(drawn),
-          filter(filter_of(filter_name)) {
+          filter(filter_of(filter_name)),
+          frames(framed) {
+        fill_of(color, fill);
+        for (size_t i = 0; frames && i < frames->shape(0); ++i) {
+            const int32_t* const part = frames->data() + 4 * i;
+            if (part[0] < -1 || part[1] < 0 || part[2] < 0 || part[3] < 0 ||
+                int64_t{part[0]} + part[2] > static_cast<int64_t>(width()) ||
+                int64_t{part[1]} + part[3] > static_cast<int64_t>(height()))
+                bad("frames must lie in out; entry " + std::to_string(i) + " does not");
+        }
         const size_t channels = out.shape(layout == Layout::nchw ? 1 : 3);
         if (channels != 3 && (channels != 1 || layout != Layout::nchw)) {
             bad("out must have 3 channels where layout=\"" + layout_name + "\" has them, or 1 of \"nchw\", not " +
@@ -73,7 +87,7 @@ struct ViewArrays {
 
     bool has(size_t count) const {
         return source_boxes.shape(0) == count && support_boxes.shape(0) == count && flips.shape(0) == count &&
-               out.shape(0) == count;
+               out.shape(0) == count && (!frames || frames->shape(0) == count);
     }
 
     View view_of(size_t i) const {
@@ -82,6 +96,10 @@ struct ViewArrays {
         std::copy_n(support_boxes.data() + 4 * i, 4, view.support_box);
         view.flip = flips.data()[i] != 0;
         view.filter = filter;
+        if (frames) {
+            const int32_t* const part = frames->data() + 4 * i;
+            view.part = {part[0], part[1], part[2], part[3], {fill[0], fill[1], fill[2]}};
+        }
         if (programs) view.program = program_of(*programs, i);
         view.out.data = static_cast<uint8_t*>(out.data()) + i * strides.image * dtype_bytes(dtype);
         if (!strides.dense) {
@@ -233,11 +251,14 @@ void add_decode(nb::module_& module) {
         "    ValueError: an argument has another shape, dtype or value than the above.");
     nb::class_<ViewArrays>(module, "View", "One output of each of N images.")
         .def(nb::init<Boxes64, Boxes32, Bytes8, OutArray, const std::string&, const std::string&, std::optional<Floats>,
-                      std::optional<Floats>, std::optional<Programs>, const std::string&>(),
+                      std::optional<Floats>, std::optional<Programs>, const std::string&, std::optional<Boxes32>,
+                      std::tuple<int, int, int>>(),
              "source_boxes"_a, "support_boxes"_a, "flips"_a, nb::arg("out").noconvert(), nb::kw_only(), "layout"_a,
              "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(), "programs"_a = nb::none(),
-             "filter"_a = "bilinear",
-             "Args and Raises: those of decode_batch(); filter: bilinear, or bicubic, which is decoded as for \"exact\".");
+             "filter"_a = "bilinear", "frames"_a = nb::none(), "fill"_a = std::tuple<int, int, int>(),
+             "Args and Raises: those of decode_batch(); filter: bilinear, or bicubic, which is decoded as for \"exact\";\n"
+             "frames: int32 [N, 4], left, top, width, height of the part of `out` that the source box maps onto, beside\n"
+             "which is the color `fill`; left of -1: the image was too small.");
     module.def(
         "decode_views", &decode_views, "buffers"_a, "views"_a, "orientations"_a, nb::kw_only(), "threads"_a = 1,
         "fidelity"_a = "fast", "max_pixels"_a = 0, "image_sizes"_a = nb::none(), "first_rows"_a = nb::none(),

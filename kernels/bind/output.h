@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include <string>
+#include <tuple>
 
 #include "cpu/jpeg/planes.h"
 #include "cpu/resize/store.h"
@@ -61,6 +62,14 @@ inline Strides strides_of(const OutArray& out, Layout layout) {
     if (!is_dense && !(in_order && layout == Layout::nchw && step[3] == 1))
         bad("out must be C-contiguous, or rows and columns of a C-contiguous array [N, 3, H, W]");
     return {step[0], step[1], step[2], is_dense};
+}
+
+inline void fill_of(const std::tuple<int, int, int>& color, uint8_t fill[3]) {
+    const int rgb[3] = {std::get<0>(color), std::get<1>(color), std::get<2>(color)};
+    for (int c = 0; c < 3; ++c) {
+        if (rgb[c] < 0 || rgb[c] > 255) bad("fill must be 0-255, not " + std::to_string(rgb[c]));
+        fill[c] = static_cast<uint8_t>(rgb[c]);
+    }
 }
 
 inline ResizeFilter filter_of(const std::string& name) {

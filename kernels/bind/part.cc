@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -35,6 +36,7 @@ using Column = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sizes64 = nb::ndarray<const int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
 using Pair = std::pair<double, double>;
+using Padding = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
 // The ops of a base path, added one by one in Python's terms.
 class BaseOps {
@@ -45,9 +47,13 @@ class BaseOps {
         op.ratio[0] = ratio.first, op.ratio[1] = ratio.second;
         op.log_ratio[0] = log_ratio.first, op.log_ratio[1] = log_ratio.second;
     }
-    void add_random_crop(uint32_t stream, int64_t height, int64_t width) {
-        add(DrawOp::Kind::random_crop, stream, height, width);
+    void add_random_crop(uint32_t stream, int64_t height, int64_t width, Padding padding, bool pads_if_needed) {
+        DrawOp& op = add(DrawOp::Kind::random_crop, stream, height, width);
+        set_padding(op, padding);
+        op.pads_if_needed = pads_if_needed;
     }
+    void add_pad(Padding padding) { set_padding(add(DrawOp::Kind::pad, 0, 0, 0), padding); }
+    void add_letterbox(int64_t height, int64_t width) { add(DrawOp::Kind::letterbox, 0, height, width); }
     void add_center_crop(int64_t height, int64_t width) { add(DrawOp::Kind::center_crop, 0, height, width); }
     void add_resize(const std::string& side, int64_t height, int64_t width, int64_t most) {
         DrawOp& op = add(DrawOp::Kind::resize, 0, height, width);
@@ -73,9 +79,11 @@ class BaseOps {
             }
             const double* const source = drawn.source_box;
             const int32_t* const support = drawn.support_box;
+            const int64_t* const frame = drawn.frame;
             found.append(nb::make_tuple(nb::make_tuple(source[0], source[1], source[2], source[3]),
                                         nb::make_tuple(support[0], support[1], support[2], support[3]),
-                                        nb::make_tuple(drawn.height, drawn.width), drawn.flip));
+                                        nb::make_tuple(drawn.height, drawn.width), drawn.flip,
+                                        nb::make_tuple(frame[0], frame[1], frame[2], frame[3])));
         }
         return found;
     }
@@ -83,6 +91,12 @@ class BaseOps {
     std::vector<DrawOp> ops;
 
   private:
+    static void set_padding(DrawOp& op, const Padding& padding) {
+        const int64_t sides[4] = {std::get<0>(padding), std::get<1>(padding), std::get<2>(padding), std::get<3>(padding)};
+        for (const int64_t side : sides)
+            if (side < 0 || side > UINT16_MAX) bad("padding must be 0 to 65,535");
+        std::copy_n(sides, 4, op.padding);
+    }
     DrawOp& add(DrawOp::Kind kind, uint32_t stream, int64_t height, int64_t width) {
         if (stream > UINT16_MAX) bad("stream must be 0 to 65,535");
         if (height < 0 || width < 0 || height > UINT16_MAX || width > UINT16_MAX) bad("sizes must be at most 65,535");
@@ -116,8 +130,9 @@ class Runner {
   public:
     Runner(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes, std::optional<int64_t> made_ns,
            int64_t max_pixels, const std::string& fidelity, int threads, const std::string& dtype,
-           std::optional<Floats> scale, std::optional<Floats> bias, std::vector<size_t> stages, const std::string& filter)
-        : runner_(options(ops, seed, exif, large_bytes, made_ns, max_pixels, fidelity, threads, filter)),
+           std::optional<Floats> scale, std::optional<Floats> bias, std::vector<size_t> stages, const std::string& filter,
+           std::tuple<int, int, int> fill)
+        : runner_(options(ops, seed, exif, large_bytes, made_ns, max_pixels, fidelity, threads, filter, fill)),
           max_pixels_(max_pixels),
           dtype_(dtype_of(dtype)),
           has_affine_(scale.has_value()) {
@@ -276,7 +291,7 @@ class Runner {
 
     static PartOptions options(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes,
                                std::optional<int64_t> made_ns, int64_t max_pixels, const std::string& fidelity,
-                               int threads, const std::string& filter) {
+                               int threads, const std::string& filter, const std::tuple<int, int, int>& fill) {
         if (threads < 1) bad("threads must be at least 1, not " + std::to_string(threads));
         PartOptions options;
         options.ops = ops.ops;
@@ -287,6 +302,7 @@ class Runner {
         options.decode = {fidelity_of(fidelity), max_pixels};
         options.threads = threads;
         options.filter = filter_of(filter);
+        fill_of(fill, options.fill);
         return options;
     }
 
@@ -337,12 +353,14 @@ void add_part(nb::module_& module) {
         .def(nb::init<>())
         .def("add_random_resized_crop", &BaseOps::add_random_resized_crop, "stream"_a, "height"_a, "width"_a, "scale"_a,
              "ratio"_a, "log_ratio"_a)
-        .def("add_random_crop", &BaseOps::add_random_crop, "stream"_a, "height"_a, "width"_a)
+        .def("add_random_crop", &BaseOps::add_random_crop, "stream"_a, "height"_a, "width"_a, "padding"_a, "pads_if_needed"_a)
+        .def("add_pad", &BaseOps::add_pad, "padding"_a)
+        .def("add_letterbox", &BaseOps::add_letterbox, "height"_a, "width"_a)
         .def("add_center_crop", &BaseOps::add_center_crop, "height"_a, "width"_a)
         .def("add_resize", &BaseOps::add_resize, "side"_a, "height"_a, "width"_a, "most"_a)
         .def("add_horizontal_flip", &BaseOps::add_horizontal_flip, "stream"_a, "p"_a)
         .def("draw", &BaseOps::draw, "seed"_a, "epoch"_a, "keys"_a, "sizes"_a,
-             "Draws for N images: each (source box, support box, (height, width), flip), or None if undecided.");
+             "Draws for N images: each (source box, support box, (height, width), flip, frame), or None if undecided.");
     nb::class_<OpenShards>(module, "OpenShards", "The open shards of one thread.")
         .def(nb::init<>())
         .def("put", [](OpenShards& self, int64_t shard, int descriptor, uint64_t size_bytes, int64_t changed_ns) {
@@ -351,10 +369,11 @@ void add_part(nb::module_& module) {
         .def("remove", &OpenShards::remove, "shard"_a);
     nb::class_<Runner>(module, "PartRunner", "Makes parts of batches: from sample ids to pixels.")
         .def(nb::init<const BaseOps&, uint64_t, bool, uint64_t, std::optional<int64_t>, int64_t, const std::string&, int,
-                      const std::string&, std::optional<Floats>, std::optional<Floats>, std::vector<size_t>, const std::string&>(),
+                      const std::string&, std::optional<Floats>, std::optional<Floats>, std::vector<size_t>, const std::string&,
+                      std::tuple<int, int, int>>(),
              "ops"_a, nb::kw_only(), "seed"_a, "exif"_a, "large_bytes"_a, "made_ns"_a.none(), "max_pixels"_a, "fidelity"_a,
              "threads"_a, "dtype"_a, "scale"_a, "bias"_a, "stages"_a,
-             "filter"_a)
+             "filter"_a, "fill"_a)
         .def("run", &Runner::run, nb::lock_self(), "index"_a.lock(), "open_shards"_a, "shards"_a.none(), "per_shard"_a,
              "rows"_a, "ids"_a, "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
              nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "beat"_a,

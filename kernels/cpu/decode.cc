@@ -57,6 +57,10 @@ Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptio
                                      "; run `feeder index` again if the shards have changed"};
     }
     for (const View& view : job.views) {
+        if (view.part.left < 0) {
+            return {Status::corrupt, "RandomCrop is larger than the image of " + size_text(width, height) +
+                                         " pixels (width x height, upright); resize first, or set pad_if_needed=True"};
+        }
         const int* const box = view.support_box;
         if (!inside({box[0], box[1], box[2], box[3]}, width, height)) {
             return {Status::corrupt, "the support box does not lie in the image of " + size_text(width, height) +
@@ -161,17 +165,31 @@ Outcome ImageDecoder::decode_packed(const PackedFile& file, const Codebook& code
     return outcome;
 }
 
+// To the view's part of a planar image of bytes, or to all of another output.
+void ImageDecoder::resample_into(const ImageJob& job, const Planes& planes, const View& view, const Output& out) {
+    Output part = out;
+    if (!view.part.is_all()) {
+        uint8_t* const data = static_cast<uint8_t*>(out.data);
+        const size_t pixels = static_cast<size_t>(out.height) * out.row_elements;
+        for (size_t c = 0; c < 3; ++c) std::memset(data + c * out.channel_elements, view.part.fill[c], pixels);
+        part.data = data + static_cast<size_t>(view.part.top) * out.row_elements + static_cast<size_t>(view.part.left);
+        part.height = view.part.height;
+        part.width = view.part.width;
+        if (part.height < 1 || part.width < 1) return;
+    }
+    resample(planes, view.source_box, view.support_box, job.orientation, view.flip, view.filter, part, scratch_);
+}
+
 void ImageDecoder::store(const ImageJob& job, const Planes& planes, size_t view, StageTimes* times) {
     const int64_t started = now_ns();
     Lap lap(times);
     const View& one = views_[view];
-    if (changes_pixels(one.program)) {
-        const Output image = augmenter_.image(one.out.height, one.out.width);
-        resample(planes, one.source_box, one.support_box, job.orientation, one.flip, one.filter, image, scratch_);
+    if (!one.part.is_all() || changes_pixels(one.program)) {
+        resample_into(job, planes, one, augmenter_.image(one.out.height, one.out.width));
         augmenter_.run(one.program);
         augmenter_.store(one.out);
     } else {
-        resample(planes, one.source_box, one.support_box, job.orientation, one.flip, one.filter, one.out, scratch_);
+        resample_into(job, planes, one, one.out);
     }
     erase_output(one.program, one.out);
     lap.add_to(&StageTimes::resize);
@@ -192,7 +210,7 @@ Outcome ImageDecoder::decode_png(const ImageJob& job, const DecodeOptions& optio
     if (!outcome.ok()) return outcome;
     int top = png_.height(), bottom = 0;
     for (View& view : views_) {
-        narrow_support(view.filter, view.source_box, view.out.height, view.out.width, view.support_box);
+        narrow_support(view.filter, view.source_box, view.height(), view.width(), view.support_box);
         const PixelBox box = stored_box(view.support_box, job.orientation, png_.width(), png_.height());
         top = std::min(top, box.top);
         bottom = std::max(bottom, box.bottom);
@@ -224,9 +242,9 @@ Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& opt
     const bool complete = is_packed || !job.is_whole() || has_end(job.file, header.entropy_offset);
     needs_.clear();
     for (View& view : views_) {
-        narrow_support(view.filter, view.source_box, view.out.height, view.out.width, view.support_box);
+        narrow_support(view.filter, view.source_box, view.height(), view.width(), view.support_box);
         needs_.push_back({stored_box(view.support_box, job.orientation, header.width, header.height),
-                          draft_shrink(view.source_box, view.out.height, view.out.width),
+                          draft_shrink(view.source_box, view.height(), view.width()),
                           view.filter == ResizeFilter::bicubic});
     }
     group_views(header, needs_, options.fidelity, groups_);

@@ -1,6 +1,7 @@
 // One image, or a batch of them, from encoded bytes to the caller's output.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -22,14 +23,30 @@
 
 namespace feeder {
 
+// The part of an output that the source box maps onto; what is beside it gets one color.
+struct FramedPart {
+    int left = 0;  // -1: the crop was larger than the image, which is then corrupt
+    int top = 0;
+    int width = -1;  // -1: all of the output
+    int height = -1;
+    uint8_t fill[3] = {};
+
+    bool is_all() const { return width < 0; }
+};
+
 // An output that is made of an image. Boxes are in upright pixels (after orientation), as resample() takes them.
 struct View {
     double source_box[4] = {};  // left, top, right, bottom
     int support_box[4] = {};
     bool flip = false;
     ResizeFilter filter = ResizeFilter::bilinear;  // bicubic is decoded as for Fidelity::exact
+    FramedPart part;  // inside the output
     Program program;  // what follows, without faults for the output's size
     Output out;
+
+    // Of the resized image; 1 where nothing of it is left.
+    int height() const { return part.is_all() ? out.height : std::max(part.height, 1); }
+    int width() const { return part.is_all() ? out.width : std::max(part.width, 1); }
 };
 
 // One encoded image, a JPEG, packed JPEG, PNG or .npy array, and its views. Views that lie close together are decoded together,
@@ -71,6 +88,7 @@ class ImageDecoder {
     Outcome decode_packed(const PackedFile& file, const Codebook& codebook, const ViewGroup& group, Planes& planes,
                           StageTimes* times);
     void store(const ImageJob& job, const Planes& planes, size_t view, StageTimes* times);
+    void resample_into(const ImageJob& job, const Planes& planes, const View& view, const Output& out);
 
     BaselineDecoder baseline_;
     PackedDecoder packed_;

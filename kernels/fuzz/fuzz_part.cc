@@ -51,7 +51,12 @@ uint8_t codebook_number(const uint8_t* choice) { return choice[1] % kCodebooks; 
 
 std::vector<DrawOp> ops_of(const uint8_t* choice) {
     std::vector<DrawOp> ops(3);
-    ops[0].kind = static_cast<DrawOp::Kind>(choice[0] % 4);
+    constexpr DrawOp::Kind kinds[] = {DrawOp::Kind::random_resized_crop, DrawOp::Kind::random_crop,
+                                      DrawOp::Kind::center_crop, DrawOp::Kind::resize, DrawOp::Kind::pad,
+                                      DrawOp::Kind::letterbox};
+    ops[0].kind = kinds[choice[0] % 6];
+    for (int side = 0; side < 4; ++side) ops[0].padding[side] = choice[1] >> side & 40;
+    ops[0].pads_if_needed = choice[1] % 2 != 0;
     ops[0].height = ops[0].width = kSide;
     ops[0].scale[0] = choice[1] / 255.0, ops[0].scale[1] = 1;
     ops[0].ratio[0] = 0.75, ops[0].ratio[1] = 4.0 / 3.0;
@@ -164,6 +169,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::copy_n(drawn.support_box, 4, view.support_box);
     view.flip = drawn.flip;
     view.filter = options.filter;
+    if (drawn.frame[2] != drawn.width || drawn.frame[3] != drawn.height)
+        view.part = {static_cast<int>(drawn.frame[0]), static_cast<int>(drawn.frame[1]),
+                     static_cast<int>(drawn.frame[2]), static_cast<int>(drawn.frame[3]), {}};
     static uint8_t whole[3 * kSide * kSide];
     view.out = output.first;
     view.out.data = whole;

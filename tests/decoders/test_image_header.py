@@ -1,8 +1,14 @@
 from __future__ import annotations
 
-from PIL import Image
+import io
 
-from feeder.decoders.image_header import image_info, is_plain_jpeg, is_whole, jpeg_has_end
+import numpy as np
+import pytest
+from PIL import Image, ImageOps, features
+
+from feeder.decoders.decode import decode
+from feeder.decoders.image_header import ImageInfo, image_info, is_plain_jpeg, is_whole, jpeg_has_end
+from feeder.transforms import Resize
 from tests.support.images import encode, pixels
 
 
@@ -27,3 +33,14 @@ def test_padding_between_segments_hides_neither_the_end_marker_nor_itself() -> N
     assert not jpeg_has_end(padded[: len(padded) * 2 // 3])
     assert is_plain_jpeg(data)
     assert not is_plain_jpeg(padded)  # not every decoder skips it
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
+def test_avif_is_read_as_pillow_reads_it() -> None:
+    data = encode(pixels(3, 60, 40), "AVIF", orientation=6)
+    assert image_info(data) == ImageInfo("avif", 60, 40, 6)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)).convert("RGB"))
+    made = decode([data], Resize((60, 40)))
+    np.testing.assert_array_equal(made[0].permute(1, 2, 0), np.asarray(expected))
+    with pytest.raises(ValueError, match=r"damaged image|not an image|is AVIF"):
+        image_info(data[: len(data) // 9])

@@ -18,14 +18,17 @@ from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.programs import has_programs
 from feeder.errors import BackendError, DecodeError
 from feeder.transforms import (
+    JPEG,
     AugMix,
     AutoAugment,
+    CenterCrop,
     ColorJitter,
     Compose,
     GaussianBlur,
     GaussianNoise,
     Grayscale,
     Lambda,
+    LetterBox,
     Normalize,
     Op,
     Pad,
@@ -35,6 +38,7 @@ from feeder.transforms import (
     RandomApply,
     RandomAutocontrast,
     RandomChoice,
+    RandomCrop,
     RandomEqualize,
     RandomErasing,
     RandomGrayscale,
@@ -67,6 +71,8 @@ EXACT: list[list[Op]] = [
     [RandomAutocontrast()],
     [RandomEqualize()],
     [RandomInvert(), RandomPosterize(3), RandomSolarize(100.5)],
+    [RandomPosterize(5), JPEG((1, 100)), RandomInvert()],
+    [RandomApply([JPEG(100), JPEG(3)], 0.6)],
     [RandomRotation(180, fill=(9, 200, 31))],
     [RandomRotation(90, interpolation="bicubic", center=(3, 9))],
     [RandomAffine(30, (0.3, 0.2), (0.5, 1.5), (-20, 20, -30, 30), fill=7)],
@@ -265,9 +271,68 @@ def test_images_that_a_recipe_makes_too_large_are_bad(ops: list[Op]) -> None:
     assert "makes 1200x4 pixels" in str(error)
 
 
+BORDERS: list[list[Op]] = [
+    [Pad(3, (9, 200, 31))],
+    [RandomCrop(32, 4), RandomHorizontalFlip()],
+    [RandomHorizontalFlip(), RandomCrop((48, 21), pad_if_needed=True, fill=9), RandomInvert()],
+    [Pad((1, 2, 60, 0), 7), RandomCrop((15, 60), 20, fill=7)],
+    [CenterCrop((70, 20)), RandomHorizontalFlip(), NORMALIZE],
+    [RandomCrop(16, 90), ToDtype("float16")],  # often beside the image
+    [LetterBox((64, 33)), RandomHorizontalFlip(), RandomRotation(20, fill=9)],
+    [RandomHorizontalFlip(), LetterBox(50, (1, 2, 3), "bicubic"), NORMALIZE],
+    [CenterCrop(30), Lambda(turned), LetterBox(20)],  # of which Pillow runs the last two
+]
+
+
+@pytest.mark.parametrize("ops", BORDERS, ids=lambda ops: "-".join(type(op).__name__ for op in ops))
+def test_borders_have_the_references_pixels_on_images_of_any_size(ops: list[Op]) -> None:
+    recipe = Recipe.of(ops)
+    for size in [(40, 31), (33, 64), (28, 28), (90, 44)]:
+        file = BytesIO()
+        np.save(file, np.random.default_rng(size[0]).integers(0, 256, (*size, 3), np.uint8))
+        draws = recipe.draw(11, 2, np.arange(COUNT), np.tile(size, (COUNT, 1)))
+        made: list[npt.NDArray[Any]] = []
+        for decoder in (CpuDecoder(), PillowDecoder()):
+            out = np.zeros((COUNT, 3, *draws.output_size[0]), recipe.storage_dtype)
+            result = decoder.decode([file.getvalue()] * COUNT, np.ones(COUNT, np.uint8), [View(recipe, draws, out)])
+            assert not any(result.errors)
+            made.append(out)
+        if ROUNDS_GRAY and any(op.resizes for op in ops):  # other than Pillow, too
+            np.testing.assert_allclose(*made, atol=1.0)  # type: ignore[call-overload]
+        else:
+            np.testing.assert_array_equal(made[0], made[1])
+
+
+@pytest.mark.parametrize("size", [640, (32, 90), (7, 3)])
+def test_letterboxes_are_in_the_place_of_ultralytics(size: Any) -> None:
+    height, width = (size, size) if isinstance(size, int) else size
+    sizes = np.random.default_rng(3).integers(1, 900, (2000, 2))
+    (params,) = Recipe.of(LetterBox(size)).draw(0, 0, np.arange(2000), sizes).ops
+    for k, (h, w) in enumerate(sizes.tolist()):
+        # ultralytics.data.augment.LetterBox with its defaults
+        r = min(height / h, width / w)
+        new_w, new_h = round(w * r), round(h * r)
+        dw, dh = (width - new_w) / 2, (height - new_h) / 2
+        if new_w and new_h:  # it fails on others
+            assert (params["resized_height"][k], params["resized_width"][k]) == (new_h, new_w)
+            sides = [round(dw - 0.1), round(dh - 0.1), round(dw + 0.1), round(dh + 0.1)]
+            assert params["padding"][k].tolist() == sides
+
+
+def test_a_crop_that_is_larger_than_the_image_is_its_error() -> None:
+    file = BytesIO()
+    np.save(file, np.zeros((20, 30, 3), np.uint8))
+    assert decode([file.getvalue()], RandomCrop(30, (0, 5))).shape == (1, 3, 30, 30)
+    with pytest.raises(DecodeError, match="RandomCrop is larger than the image of 30x20 pixels"):
+        decode([file.getvalue()], RandomCrop(30, (0, 4)))
+
+
 def test_what_has_no_native_form_is_left_to_the_reference() -> None:
     others: list[list[Op]] = [
-        [Pad(3)],
+        [Pad(3, padding_mode="edge")],
+        [Pad(3, 1), RandomCrop(20, 4, fill=2)],
+        [Pad(3), Resize(20)],
+        [LetterBox(20)],  # a second resize
         [RandomRotation(9, expand=True)],
         [GaussianBlur(65)],
         [NORMALIZE, RandomErasing(value="random"), ToDtype("float16")],

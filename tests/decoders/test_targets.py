@@ -195,8 +195,18 @@ def test_every_op_moves_targets_or_is_known_to_leave_the_geometry() -> None:
     moved = {name for case in target_cases() for name, *_ in case.steps}
     refused = {"AugMix", "AutoAugment", "RandAugment", "TimmRandAugment", "TrivialAugmentWide"}
     colors = {"ColorJitter", "GaussianBlur", "Lambda", "Normalize", "RandomErasing", "RandomGrayscale", "ToDtype"}
-    colors |= {"GaussianNoise", "Grayscale", "RandomPhotometricDistort"}
+    colors |= {"GaussianNoise", "Grayscale", "JPEG", "RandomPhotometricDistort"}
     colors |= {
         f"Random{name}" for name in ("AdjustSharpness", "Autocontrast", "Equalize", "Invert", "Posterize", "Solarize")
     }
-    assert ops == moved | refused | colors | {"Compose"}
+    assert ops == moved | refused | colors | {"Compose", "LetterBox", "RandomResize"}
+
+
+def test_letterboxes_move_targets_as_a_resize_and_a_border() -> None:
+    both = (T.Resize((30, 15)), T.Pad((7, 0, 8, 0)))
+    draws = [T.Recipe.of(ops).draw(0, 0, [0], [[40, 20]]) for ops in (T.LetterBox(30), both)]
+    moves, expected = (
+        list(drawn_moves(ops, drawn.ops, 0, (40, 20)))
+        for ops, drawn in zip(((T.LetterBox(30),), both), draws, strict=True)
+    )
+    assert moves == expected

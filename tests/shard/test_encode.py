@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from feeder import DataLoader, FolderDataset, ShardDataset, write_shards
+from feeder.decoders.image_header import image_info
 from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
@@ -363,6 +364,31 @@ def test_write_shards_warns_of_images_that_lose_range(tmp_path: Path) -> None:
     samples = [{"__key__": path.stem, "png": path.read_bytes()} for path in (tmp_path / "c").glob("*.png")]
     with pytest.warns(UserWarning, match="1 image of more than 8 bits a sample clipped"):
         write_shards(samples, tmp_path / "out")
+
+
+@pytest.mark.parametrize("jpeg_ms", [4.0, 0.25])
+def test_formats_that_decode_faster_as_jpeg_get_a_line_of_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jpeg_ms: float
+) -> None:
+    timed = []
+
+    def decode_ms(images: Any) -> float:
+        kinds = {info.extension for data, info in images if image_info(data) == info}
+        timed.append((kinds, len(images)))
+        return jpeg_ms if kinds == {"jpg"} else 4.0
+
+    monkeypatch.setattr("feeder.shard.write.write_run.decode_ms", decode_ms)
+    folder = tmp_path / "src" / "c"
+    folder.mkdir(parents=True)
+    for i in range(9):
+        kind = "WEBP" if i < 6 else "JPEG"
+        (folder / f"{i}.{kind.lower()}").write_bytes(encode(pixels(i, 90, 70), kind))
+    notes = shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions()).notes
+    assert timed == [({"webp"}, 4), ({"jpg"}, 4)]
+    line = "6 of 9 images are not JPEGs. A crop of a webp took 4 ms, and 0.25 ms of the same image as JPEG"
+    assert [note for note in notes if "advice" in note] == (
+        [f"advice: {line}: --encode jpeg makes lossy copies"] if jpeg_ms < 1 else []
+    )
 
 
 def test_what_no_decoder_can_read_is_rejected_and_advice_never_fails(tmp_path: Path) -> None:

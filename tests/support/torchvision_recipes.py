@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import torch
 import torchvision.transforms as v1
 from PIL import Image, ImageFilter
@@ -132,6 +133,8 @@ def random_ops_become_those_of_feeder() -> None:
         assert convert(module.RandomChoice([invert, jitter], [0.2, 0.8])).ops == (ours,)
         erase = module.RandomErasing(0.3, value="random")
         assert convert([module.ToTensor(), erase]).ops[1] == T.RandomErasing(0.3, value="random")
+    assert convert(v2.RandomResize(20, 30)).ops == (T.RandomResize(20, 30),)
+    assert convert(v2.JPEG((20, 90))).ops == (T.JPEG((20, 90)),)
 
 
 def distortion_is_theirs() -> None:
@@ -146,7 +149,12 @@ def distortion_is_theirs() -> None:
         for epoch in range(8):
             recipe = T.from_torchvision(op)
             made = feeder.decode([npy(image) for image in IMAGES], recipe, seed=0, epoch=epoch, backend=backend)
-            assert all(each.numpy().tobytes() in answers for each in made)
+            if backend == "cpu" and ".post" in PIL.__version__:  # pillow-simd rounds gray in a way of its own
+                given = torch.stack([torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in answers]).int()
+                for each in made:
+                    assert ((given - each.flatten().int()).abs() > 6).float().mean(dim=1).min() <= 0.002
+            else:
+                assert all(each.numpy().tobytes() in answers for each in made)
 
 
 def any_order_is_theirs() -> None:

@@ -236,13 +236,6 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_plain_lines(tree: Path) -> None:
     assert "\r" not in piped.stdout + piped.stderr
 
 
-def test_slow_formats_get_a_line_of_advice(tree: Path) -> None:
-    for i in range(6):
-        (tree / "class-0" / f"{i}.png").write_bytes(encode(pixels(i, 200, 200), "PNG"))
-    done = run("shard", tree)
-    assert "advice: 6 of 18 images are not JPEGs, most of these png" in done.stderr
-
-
 def test_index_from_the_command_line(tree: Path, tmp_path: Path) -> None:
     run("shard", tree, "-q")
     foreign = tmp_path / "foreign"

@@ -15,8 +15,10 @@ from feeder.transforms import (
     ClampBoundingBoxes,
     ColorJitter,
     Compose,
+    LetterBox,
     Normalize,
     Op,
+    Pad,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -42,12 +44,18 @@ RECIPES: list[list[Op]] = [
     [ToDtype("float32", scale=True), Normalize((0.5,) * 3, (0.5,) * 3), RandomHorizontalFlip()],
     [RandomHorizontalFlip(0.5), ColorJitter(0.4)],  # the rest is none of theirs
     [SanitizeBoundingBoxes(), RandomResizedCrop(9), ClampBoundingBoxes(), SanitizeKeyPoints(), RandomHorizontalFlip()],
+    [RandomCrop(32, 4), RandomHorizontalFlip()],
+    [RandomHorizontalFlip(), RandomCrop((300, 40), (0, 9), pad_if_needed=True, fill=3), RandomHorizontalFlip()],
+    [Resize(40), RandomHorizontalFlip(), Pad((3, 5, 60, 0), 7), RandomCrop(33, 9, fill=7), RandomHorizontalFlip()],
+    [Pad(9), CenterCrop((15, 220)), RandomCrop(13, 70)],  # of which hardly anything is left
+    [RandomHorizontalFlip(), LetterBox((97, 200)), RandomHorizontalFlip(), CenterCrop(90)],
 ]
 sides = st.integers(1, 5000) | st.sampled_from([1, 2, 65_500])
 
 
 def check(recipe: Recipe, seed: int, epoch: int, keys: list[int], sizes: list[tuple[int, int]]) -> int:
     """Compares the draws of both; returns the number of those that the kernels left undecided."""
+    recipe = recipe.framed
     ops = base_ops(recipe)
     assert ops is not None
     expected = recipe.draw(seed, epoch, keys, sizes)
@@ -56,11 +64,13 @@ def check(recipe: Recipe, seed: int, epoch: int, keys: list[int], sizes: list[tu
         if found is None:
             undecided += 1
             continue
-        source, support, size, flip = found
+        source, support, size, flip, frame = found
         assert source == tuple(expected.source_box[k].tolist())
         assert support == tuple(expected.support_box[k].tolist())
         assert size == tuple(expected.base_size[k].tolist())
         assert flip == bool(expected.flip[k])
+        assert expected.frame is not None
+        assert frame == tuple(expected.frame[k].tolist())
     return undecided
 
 
@@ -93,7 +103,7 @@ def test_sides_of_exactly_a_half_are_left_undecided() -> None:
 def test_images_that_are_too_small_are_left_undecided() -> None:
     ops = base_ops(Recipe.of([Resize(8), CenterCrop(8)]))
     assert ops is not None
-    ops.add_random_crop(5, 9, 8)
+    ops.add_random_crop(5, 9, 8, (0, 0, 0, 0), False)
     assert ops.draw(0, 0, np.arange(1), np.array([[20, 20]])) == [None]
 
 
@@ -118,6 +128,8 @@ def test_impossible_numbers_are_refused() -> None:
             ops.draw(0, 0, np.arange(1), np.array(sizes))
     with pytest.raises(ValueError, match="stream"):
         ops.add_horizontal_flip(1 << 16, 0.5)
+    with pytest.raises(ValueError, match="padding"):
+        ops.add_pad((0, -1, 0, 0))
     with pytest.raises(ValueError, match="side"):
         ops.add_resize("other", 1, 1, 0)
     with pytest.raises(ValueError, match="sizes"):

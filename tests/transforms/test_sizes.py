@@ -124,6 +124,7 @@ def test_variable_sizes_pickle_compare_and_show_themselves() -> None:
         (lambda: T.Resize(None, cover=True), "max_size must be an int"),
         (lambda: T.RandomChoice([T.CenterCrop(T.BUCKET)]), "CenterCrop can't be in RandomChoice"),
         (lambda: T.RandomShortestSize([]), "at least one"),
+        (lambda: T.RandomResize(20, 20), "max_size must be greater than min_size"),
         (lambda: T.RandomShortestSize([480, 0]), "min_size must be a positive int"),
         (lambda: T.RandomShortestSize(480, 0), "max_size must be a positive int"),
         (lambda: T.RandomShortestSize(T.ByEpoch({0: 480, 3: [0]})), "min_size must be a positive int"),
@@ -165,3 +166,13 @@ def test_lengths_of_the_shorter_side_are_all_drawn_and_known_to_the_base_path() 
     assert recipe.is_base_path
     assert recipe.output_size is None
     assert not Recipe.of([T.RandomShortestSize(40, max_size=60), T.CenterCrop(40)]).is_base_path
+
+
+def test_random_lengths_are_drawn_below_the_greatest_and_resized_as_by_resize() -> None:
+    sizes = np.random.default_rng(0).integers(1, 3000, (2000, 2))
+    drawn = Recipe.of(T.RandomResize(24, 28)).draw(3, 1, np.arange(2000), sizes)
+    shorter = drawn.output_size.min(axis=1)
+    assert set(shorter.tolist()) == {24, 25, 26, 27}
+    for length in range(24, 28):
+        same = Recipe.of(T.Resize(length)).draw(0, 0, np.arange(2000), sizes).output_size
+        np.testing.assert_array_equal(drawn.output_size[shorter == length], same[shorter == length])

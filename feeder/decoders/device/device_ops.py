@@ -68,10 +68,12 @@ def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
     if isinstance(op, T.Grayscale) and op.num_output_channels == 1:
         return "its images have one channel"
 
-    if isinstance(op, (T.RandomIoUCrop, T.RandomShortestSize, T.RandomZoomOut, T.ScaleJitter)):
+    if isinstance(op, (T.RandomIoUCrop, T.RandomResize, T.RandomShortestSize, T.RandomZoomOut, T.ScaleJitter)):
         return "its images are of different sizes"
     if isinstance(op, T.GaussianNoise) and not is_batched:
         return "its noise is added to uint8 images on a device; put it before ToDtype and Normalize"
+    if isinstance(op, (T.JPEG, T.LetterBox)):
+        return "it runs on the CPU alone"
     if isinstance(op, T.TimmRandAugment):
         return "its augmentations run on the CPU alone"
     if type(op) not in (*DEVICE_OPS, T.Normalize):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -68,7 +69,7 @@ def _pad_image(
     return Image.fromarray(np.pad(np.asarray(image), ((top, bottom), (left, right), (0, 0)), mode=mode))
 
 
-def _zoom_out(image: Image.Image, op: T.RandomZoomOut, row: Row) -> Image.Image:
+def _add_border(image: Image.Image, op: T.LetterBox | T.RandomZoomOut, row: Row) -> Image.Image:
     left, top, right, bottom = (int(side) for side in row["padding"])
     return _pad_image(image, (left, top, right, bottom), op.fill, "constant")
 
@@ -162,6 +163,12 @@ def _blur(image: Image.Image, op: T.GaussianBlur, row: Row) -> Image.Image:
             weight * np.take(padded, range(start, start + length), axis=axis) for start, weight in enumerate(kernel)
         )
     return Image.fromarray(np.rint(blurred).astype(np.uint8))
+
+
+def _compress(image: Image.Image, op: T.JPEG, row: Row) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=int(row["quality"]))
+    return Image.open(file, formats=["JPEG"]).convert("RGB")
 
 
 def _erase_array(array: npt.NDArray[Any], op: T.RandomErasing, row: Row) -> npt.NDArray[Any]:
@@ -304,7 +311,9 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.GaussianBlur: _blur,
     T.GaussianNoise: _as_array(_add_noise),
     T.Grayscale: _if_drawn(lambda image, _: _grayscale(image)),
+    T.JPEG: _compress,
     T.Lambda: _call,
+    T.LetterBox: lambda image, op, row: _add_border(_resize(image, op, row), op, row),
     T.Pad: lambda image, op, _: _pad_image(image, op.padding, op.fill, op.padding_mode),
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
@@ -323,12 +332,13 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomPerspective: _perspective,
     T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
+    T.RandomResize: _resize,
     T.RandomResizedCrop: lambda image, op, row: _resize(_window(image, row), op, row),
     T.RandomRotation: _rotate,
     T.RandomShortestSize: _resize,
     T.RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
     T.RandomVerticalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)),
-    T.RandomZoomOut: _zoom_out,
+    T.RandomZoomOut: _add_border,
     T.Resize: _resize,
     T.SanitizeBoundingBoxes: _nothing,
     T.SanitizeKeyPoints: _nothing,

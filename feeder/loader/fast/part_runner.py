@@ -28,6 +28,7 @@ from feeder.shard.source.image_file import LARGE_BYTES
 from feeder.system.arrays import Int64s, Uint8s
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from feeder.transforms.op import Params
+from feeder.transforms.padding import LetterBox, Pad
 from feeder.transforms.target_ops import TargetOp
 from feeder.transforms.values import Normalize, ToDtype
 
@@ -100,7 +101,8 @@ class PartRunner:
             decoder: The backend.
             seed: Of the augmentation.
         """
-        made = recipe if split is None else split.cpu
+        recipe = recipe.framed
+        made = recipe if split is None else split.cpu.framed
         if type(decoder) is not CpuDecoder or not has_programs(made) or recipe.base_size != made.base_size:
             return None
 
@@ -151,6 +153,7 @@ class PartRunner:
             made_ns=reader.unchanged_since_ns,
             stages=[stage_at(stage) for stage in _STAGES],
             filter=recipe.base_filter,
+            fill=recipe.base_fill,
             **options,
         )
         return cls(reader, subsets, native, samples, recipe, seed, behind, finish)
@@ -306,7 +309,11 @@ def base_ops(recipe: Recipe) -> _native.BaseOps | None:
             logs = math.log(op.ratio[0]), math.log(op.ratio[1])
             ops.add_random_resized_crop(stream, *op.size, op.scale, op.ratio, logs)
         elif isinstance(op, RandomCrop) and kind is RandomCrop:
-            ops.add_random_crop(stream, *op.size)  # without padding, which is no part of a base path
+            ops.add_random_crop(stream, *op.size, op.padding or (0, 0, 0, 0), op.pad_if_needed)
+        elif isinstance(op, Pad) and kind is Pad:
+            ops.add_pad(op.padding)
+        elif isinstance(op, LetterBox) and kind is LetterBox:
+            ops.add_letterbox(*op.size)
         elif isinstance(op, CenterCrop) and kind is CenterCrop:
             ops.add_center_crop(*op.size)
         elif isinstance(op, Resize) and kind is Resize:

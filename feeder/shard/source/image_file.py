@@ -36,12 +36,12 @@ _NO_FILE = (errno.EACCES, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.E
 START_BYTES = 12
 # First bytes of the formats that can be decoded, as Pillow knows them.
 _START = re.compile(
-    rb"\xff\xd8|\x89PNG|RIFF....WEBP|BM....\0\0\0\0|GIF8|(II|MM)(\*\0|\0\*|\+\0|\0\+)|P[1-6fF]\s", re.DOTALL
+    rb"\xff\xd8|\x89PNG|RIFF....WEBP|BM....\0\0\0\0|GIF8|(II|MM)(\*\0|\0\*|\+\0|\0\+)|P[1-6fF]\s|....ftypavi", re.DOTALL
 )
 # Images hardly compress, and labels and headers not this much; a file of zeros shrinks a thousandfold.
 UNPACKED_TIMES = 100
 # Formats that feeder does not decode, though such a file claims to be an image.
-_OTHER_IMAGE_EXTENSIONS = {"avif", "cr2", "dng", "heic", "heif", "ico", "j2k", "jp2", "jxl", "nef", "psd", "tga"}
+_OTHER_IMAGE_EXTENSIONS = {"cr2", "dng", "heic", "heif", "ico", "j2k", "jp2", "jxl", "nef", "psd", "tga"}
 _ANY_IMAGE_EXTENSIONS = IMAGE_EXTENSIONS | _OTHER_IMAGE_EXTENSIONS
 _FILE_EXTENSIONS = IMAGE_EXTENSIONS - {"fpk"}  # of files that are decoded as they are
 

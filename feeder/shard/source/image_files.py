@@ -15,7 +15,7 @@ __all__ = ["ImageFiles", "folders_beside", "image_files"]
 
 _LOOKED_UP = 5  # values of a column
 _MOST_FOLDERS = 64  # beside a table
-_SUFFIXES = ("", ".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG", ".webp", ".tif", ".tiff", ".bmp", ".gif")
+_SUFFIXES = ("", ".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG", ".webp", ".avif", ".tif", ".tiff", ".bmp", ".gif")
 
 
 class ImageFiles(NamedTuple):

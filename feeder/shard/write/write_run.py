@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from feeder.decoders.decoder import MAX_PIXELS
+from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.packed import MOST_CODEBOOKS, add_codebooks, codebook_id
 from feeder.errors import FormatError, ShardError, SourceError
 from feeder.order.permutation import permute
@@ -22,6 +24,7 @@ from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
+from feeder.shard.write.encode import EncodeOptions, Encoder, decode_ms
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards, shard_name
 from feeder.shard.write.set_writer import index_path, write_set
@@ -37,6 +40,8 @@ __all__ = ["Run"]
 _SHOWN_REASONS = 3
 _FAST_FORMATS = ("jpg", "fpk", "npy")
 _ADVISED_SHARE = 0.05  # of the samples in other formats
+_ADVISED_GAIN = 1.5  # of the time to decode an image
+_TIMED_IMAGES = 4  # of these
 _DRAWN_SAMPLES = 256  # for a new codebook
 _DRAWN_BYTES = 64 << 20  # of their images, which are in memory together
 _COMPARED_IMAGES = 64  # of these, for the choice among codebooks
@@ -260,12 +265,9 @@ class Run:
         bad = collections.Counter(each.reason for each in _rejected(written) if each.bad)
         for reason, number in bad.most_common(_SHOWN_REASONS):
             notes.append(f"{count(number, 'image')} rejected: {reason}")
-        slow = {name: number for name, number in manifest.formats.items() if name not in _FAST_FORMATS}
-        if slow and sum(slow.values()) >= _ADVISED_SHARE * manifest.samples:
-            notes.append(
-                f"advice: {sum(slow.values())} of {manifest.samples} images are not JPEGs, most of these "
-                f"{max(slow, key=slow.__getitem__)}, and may decode slowly: --encode jpeg makes lossy copies"
-            )
+        others = sum(number for name, number in manifest.formats.items() if name not in _FAST_FORMATS)
+        if others and others >= _ADVISED_SHARE * manifest.samples:
+            notes += _format_advice(self._source, self._options.seed, f"{others} of {manifest.samples}")
         for note in notes:
             self._progress.note(note)
         self._source.notes += notes
@@ -331,12 +333,38 @@ def _chosen_codebook(source: Source, seed: int, known: Sequence[bytes], *, seque
     return trained if not is_full and _packed_bytes(compared, trained) < (1 - _LEAST_GAIN) * least else known[best]
 
 
-def _drawn(source: Source, seed: int) -> list[bytes]:
+def _format_advice(source: Source, seed: int, share: str) -> list[str]:
+    """Returns a line on images that decode faster as JPEGs, by a measurement; none where they don't.
+
+    Args:
+        source: The samples.
+        seed: Seed of the set.
+        share: The number of images in other formats, for the line.
+    """
+    encoder = Encoder(EncodeOptions("jpeg"))
+    timed: list[tuple[tuple[bytes, ImageInfo], tuple[bytes, ImageInfo]]] = []
+    for image in _drawn(source, seed, 16 * _TIMED_IMAGES):
+        with contextlib.suppress(ValueError):  # the run has rejected it
+            info = image_info(image)
+            if info.extension not in _FAST_FORMATS and len(timed) < _TIMED_IMAGES:
+                timed.append(((image, info), encoder.encode(image, info)[:2]))
+    if not timed:
+        return []
+    now_ms, then_ms = (decode_ms(images) for images in zip(*timed, strict=True))
+    if now_ms < _ADVISED_GAIN * then_ms:
+        return []
+    return [
+        f"advice: {share} images are not JPEGs. A crop of a {timed[0][0][1].extension} took {now_ms:.2g} ms, and "
+        f"{then_ms:.2g} ms of the same image as JPEG: --encode jpeg makes lossy copies"
+    ]
+
+
+def _drawn(source: Source, seed: int, most: int = _DRAWN_SAMPLES) -> list[bytes]:
     """Returns the images of samples that are drawn by the seed."""
     count = len(source.table)
     images: list[bytes] = []
     size_bytes = 0
-    for i in permute(np.arange(min(_DRAWN_SAMPLES, count)), count, seed).tolist():
+    for i in permute(np.arange(min(most, count)), count, seed).tolist():
         if images and size_bytes + source.table.size(i) > _DRAWN_BYTES:
             break
         try:

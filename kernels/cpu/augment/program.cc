@@ -8,6 +8,9 @@
 
 #include "cpu/augment/kernels.h"
 #include "cpu/augment/warp.h"
+#include "cpu/jpeg/compress.h"
+#include "cpu/jpeg/header.h"
+#include "cpu/jpeg/libjpeg_decode.h"
 
 namespace feeder {
 namespace {
@@ -101,6 +104,7 @@ const char* step_fault(const AugmentStep& step, int height, int width) {
         case AugmentOp::saturation:
         case AugmentOp::sharpness: return v[0] >= 0 ? nullptr : "a factor is negative";
         case AugmentOp::hue: return is_whole(v[0], 0, 255) ? nullptr : "a hue's shift is not 0-255";
+        case AugmentOp::jpeg: return is_whole(v[0], 1, 100) ? nullptr : "a JPEG's quality is not 1-100";
         case AugmentOp::posterize: return is_whole(v[0], 0, 8) ? nullptr : "bits kept are not 0-8";
         case AugmentOp::mix_start:
         case AugmentOp::mix_add: return v[0] >= 0 && v[0] <= 1 ? nullptr : "a weight is not 0-1";
@@ -324,6 +328,7 @@ void Augmenter::step(const AugmentStep& step) {
             augment_kernels().shift_hue(rgb_, area(), static_cast<int>(v[0]));
             break;
         case AugmentOp::sharpness: sharpen(factor_of(v[0])); break;
+        case AugmentOp::jpeg: compress(static_cast<int>(v[0])); break;
         case AugmentOp::posterize: look_up_each([&](int i) { return i & (0xff00 >> static_cast<int>(v[0])); }); break;
         case AugmentOp::solarize: look_up_each([&](int i) { return i < v[0] ? i : 255 - i; }); break;
         case AugmentOp::solarize_add: look_up_each([&](int i) { return i < 128 ? std::min(255, i + static_cast<int>(v[0])) : i; }); break;
@@ -475,6 +480,20 @@ void Augmenter::add_noise(const double* value) {
                 samples[k] = static_cast<uint8_t>(is_clipped ? std::clamp(sum, 0, 255) : sum);
             }
         }
+    }
+}
+
+void Augmenter::compress(int quality) {
+    finish_table();
+    JpegHeader header;
+    Planes planes;
+    if (!compress_jpeg(interleaved(), height_, width_, quality, file_) || !parse_jpeg_header(file_.span(), header).ok() ||
+        !decode_with_libjpeg(file_.span(), header, {0, 0, width_, height_}, Fidelity::exact, pixels_, planes).ok())
+        throw std::bad_alloc();
+    for (int y = 0; y < height_; ++y) {
+        const ptrdiff_t at = ptrdiff_t{y} * width_;
+        uint8_t* const to[3] = {rgb_[0] + at, rgb_[1] + at, rgb_[2] + at};
+        pixel_kernels().deinterleave(planes.plane[0].data + y * planes.plane[0].stride_bytes, width_, to);
     }
 }
 

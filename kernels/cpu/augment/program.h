@@ -41,6 +41,7 @@ enum class AugmentOp : int {
     mix_start,     // [weight]: the image, with this weight, is the first part of a sum
     mix_add,       // [weight]: adds what the ops since made of the image, and goes back to it; behind mix_start
     mix_finish,    // the sum, cut to whole levels, is the image; behind mix_start
+    jpeg,          // [quality, 1-100]: what is left after an encoding as JPEG, see compress_jpeg()
     erase,         // [top, left, height, width, R, G, B], 0-255
     erase_output,  // the same, in units of the output, after all others
     erase_noise,   // [top, left, height, width, key's upper 32 bits, lower ones, mirrored: 0 or 1], also after them
@@ -94,6 +95,7 @@ class Augmenter {
     void finish_mix();
     const uint8_t* interleaved();
     void add_noise(const double* value);
+    void compress(int quality);
     void blur(int columns, int rows, double sigma);
     void add_table(const uint8_t table[256]);
     void finish_table();
@@ -106,6 +108,8 @@ class Augmenter {
     uint8_t* other_[3] = {};  // one to make the next image in
     Bytes memory_[2];
     Bytes interleaved_;
+    Bytes file_;    // a JPEG
+    Bytes pixels_;  // of it
     std::vector<int16_t> row_;
     std::vector<float> numbers_;
     std::vector<float> sum_;       // of a mix

@@ -92,26 +92,70 @@ void resized(const DrawOp& op, int64_t& height, int64_t& width) {
     width = std::max<int64_t>(w <= h ? new_shorter : new_longer, 1);
 }
 
+// A part of an axis.
+struct Range {
+    int64_t start, size;
+
+    // Crops to a window, or to the pixel next to it where they do not overlap; returns what is cropped off its start.
+    int64_t crop(int64_t from, int64_t length, bool& is_hidden) {
+        is_hidden |= from >= start + size || from + length <= start;
+        const int64_t begin = std::clamp(from, start, start + size - 1);
+        const int64_t end = std::clamp(from + length, begin + 1, start + size);
+        const int64_t off = begin - start;
+        *this = {begin - from, end - begin};
+        return off;
+    }
+};
+
 // What feeder/transforms/recipe.py keeps of a sample while its ops are applied.
 struct Base {
     BaseDraw& drawn;
+    Range x, y;  // the image's in the output
     bool is_resized = false;
+    bool is_hidden = false;  // outside the output
 
     void crop(const Crop& crop) {
+        const Range whole_x = x, whole_y = y;
+        int64_t left = x.crop(crop.left, crop.width, is_hidden);
+        const int64_t top = y.crop(crop.top, crop.height, is_hidden);
         // A window chosen after a flip is counted from the other side.
-        const int64_t left = drawn.flip ? drawn.width - crop.left - crop.width : crop.left;
+        if (drawn.flip) left = whole_x.size - left - x.size;
         double* const box = drawn.source_box;
-        const double scale_x = (box[2] - box[0]) / static_cast<double>(drawn.width);
-        const double scale_y = (box[3] - box[1]) / static_cast<double>(drawn.height);
-        const double x = box[0], y = box[1];
-        box[0] = x + static_cast<double>(left) * scale_x;
-        box[1] = y + static_cast<double>(crop.top) * scale_y;
-        box[2] = x + static_cast<double>(left + crop.width) * scale_x;
-        box[3] = y + static_cast<double>(crop.top + crop.height) * scale_y;
+        const double scale_x = (box[2] - box[0]) / static_cast<double>(whole_x.size);
+        const double scale_y = (box[3] - box[1]) / static_cast<double>(whole_y.size);
+        const double origin_x = box[0], origin_y = box[1];
+        box[0] = origin_x + static_cast<double>(left) * scale_x;
+        box[1] = origin_y + static_cast<double>(top) * scale_y;
+        box[2] = origin_x + static_cast<double>(left + x.size) * scale_x;
+        box[3] = origin_y + static_cast<double>(top + y.size) * scale_y;
         drawn.height = crop.height;
         drawn.width = crop.width;
         if (is_resized) return;
         for (int side = 0; side < 4; ++side) drawn.support_box[side] = static_cast<int32_t>(std::nearbyint(box[side]));
+    }
+
+    void pad(const int64_t padding[4]) {
+        x.start += padding[0];
+        y.start += padding[1];
+        drawn.width += padding[0] + padding[2];
+        drawn.height += padding[1] + padding[3];
+    }
+
+    void resize(int64_t height, int64_t width) {
+        drawn.height = height, drawn.width = width;
+        x = {0, width}, y = {0, height};
+        is_resized = true;
+    }
+
+    void letterbox(const DrawOp& op) {
+        const double scale = std::min(static_cast<double>(op.height) / static_cast<double>(drawn.height),
+                                      static_cast<double>(op.width) / static_cast<double>(drawn.width));
+        const auto scaled = [scale](int64_t side) {
+            return std::max<int64_t>(static_cast<int64_t>(std::nearbyint(static_cast<double>(side) * scale)), 1);
+        };
+        resize(scaled(drawn.height), scaled(drawn.width));
+        x.start = (op.width - x.size) >> 1, y.start = (op.height - y.size) >> 1;
+        drawn.height = op.height, drawn.width = op.width;
     }
 };
 
@@ -126,7 +170,7 @@ bool draw_base(std::span<const DrawOp> ops, uint64_t seed, uint32_t epoch, uint6
     drawn.source_box[3] = static_cast<double>(height);
     drawn.support_box[2] = static_cast<int32_t>(width);
     drawn.support_box[3] = static_cast<int32_t>(height);
-    Base base{drawn};
+    Base base{drawn, {0, width}, {0, height}};
     for (const DrawOp& op : ops) {
         Uniforms uniforms(seed, epoch, key, op.stream);
         switch (op.kind) {
@@ -134,19 +178,24 @@ bool draw_base(std::span<const DrawOp> ops, uint64_t seed, uint32_t epoch, uint6
                 Crop crop{};
                 if (!random_resized_crop(op, uniforms, drawn.height, drawn.width, crop)) return false;
                 base.crop(crop);
-                drawn.height = op.height;
-                drawn.width = op.width;
-                base.is_resized = true;
+                base.resize(op.height, op.width);
                 break;
             }
             case DrawOp::Kind::random_crop:
+                base.pad(op.padding);
+                if (op.pads_if_needed) {
+                    const int64_t rows = std::max<int64_t>(op.height - drawn.height, 0);
+                    const int64_t columns = std::max<int64_t>(op.width - drawn.width, 0);
+                    const int64_t missing[4] = {columns, rows, columns, rows};
+                    base.pad(missing);
+                }
                 if (op.height > drawn.height || op.width > drawn.width) return false;
                 base.crop({placed(uniforms(0), drawn.height - op.height), placed(uniforms(1), drawn.width - op.width),
                            op.height, op.width});
                 break;
             case DrawOp::Kind::center_crop: {
-                if (op.height > drawn.height || op.width > drawn.width) return false;
-                const auto start = [](int64_t size, int64_t crop) {  // rounds half to even
+                const auto start = [](int64_t size, int64_t crop) {  // rounds half to even, or pads by the lower half
+                    if (crop > size) return -((crop - size) >> 1);
                     return static_cast<int64_t>(std::nearbyint(static_cast<double>(size - crop) / 2.0));
                 };
                 base.crop({start(drawn.height, op.height), start(drawn.width, op.width), op.height, op.width});
@@ -154,13 +203,19 @@ bool draw_base(std::span<const DrawOp> ops, uint64_t seed, uint32_t epoch, uint6
             }
             case DrawOp::Kind::resize:
                 resized(op, drawn.height, drawn.width);
-                base.is_resized = true;
+                base.resize(drawn.height, drawn.width);
                 break;
             case DrawOp::Kind::horizontal_flip:
-                drawn.flip ^= uniforms(0) < op.p;
+                if (!(uniforms(0) < op.p)) break;
+                drawn.flip = !drawn.flip;
+                base.x.start = drawn.width - base.x.start - base.x.size;
                 break;
+            case DrawOp::Kind::pad: base.pad(op.padding); break;
+            case DrawOp::Kind::letterbox: base.letterbox(op); break;
         }
     }
+    const int64_t frame[4] = {base.x.start, base.y.start, base.x.size, base.y.size};
+    if (!base.is_hidden) std::copy_n(frame, 4, drawn.frame);
     return true;
 }
 

@@ -14,7 +14,7 @@ namespace feeder {
 
 // An op of the base path. `stream` is its number in the recipe.
 struct DrawOp {
-    enum class Kind : uint8_t { random_resized_crop, random_crop, center_crop, resize, horizontal_flip };
+    enum class Kind : uint8_t { random_resized_crop, random_crop, center_crop, resize, horizontal_flip, pad, letterbox };
     // Resize: to (height, width); to a shorter side of `height`, with the longer one at most `most` unless that is 0; to a
     // longer side of `most`; or to the least size that covers (height, width).
     enum class Side : uint8_t { both, shorter, longer, cover };
@@ -29,6 +29,8 @@ struct DrawOp {
     Side side = Side::both;
     int64_t most = 0;
     double p = 0;  // of a flip
+    int64_t padding[4] = {};  // left, top, right, bottom: of a pad, or before a random crop
+    bool pads_if_needed = false;  // before a random crop
 };
 
 // What was drawn for a sample; see feeder.transforms.Draws.
@@ -38,6 +40,7 @@ struct BaseDraw {
     int64_t height = 0;  // after the base path
     int64_t width = 0;
     bool flip = false;
+    int64_t frame[4] = {};  // left, top, width and height of the image in it, which may be smaller, or none
 };
 
 // Draws for an image of this upright size, 1 or more a side. False: undecided.

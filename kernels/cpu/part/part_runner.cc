@@ -33,7 +33,8 @@ bool read_all(int descriptor, uint8_t* into, size_t count, uint64_t offset) {
 bool crops_first(std::span<const DrawOp> ops) {
     const auto found = std::find_if(ops.begin(), ops.end(),
                                     [](const DrawOp& op) { return op.kind != DrawOp::Kind::horizontal_flip; });
-    return found != ops.end() && found->kind != DrawOp::Kind::resize;
+    return found != ops.end() && (found->kind == DrawOp::Kind::random_resized_crop ||
+                                  found->kind == DrawOp::Kind::random_crop || found->kind == DrawOp::Kind::center_crop);
 }
 
 }  // namespace
@@ -178,6 +179,14 @@ std::span<const ImageJob> PartRunner::jobs(const PartOutput& output) {
         std::copy_n(drawn.support_box, 4, image.view.support_box);
         image.view.flip = drawn.flip;
         image.view.filter = options_.filter;
+        image.view.part = {};
+        if (drawn.frame[2] != drawn.width || drawn.frame[3] != drawn.height) {
+            image.view.part.left = static_cast<int>(drawn.frame[0]);
+            image.view.part.top = static_cast<int>(drawn.frame[1]);
+            image.view.part.width = static_cast<int>(drawn.frame[2]);
+            image.view.part.height = static_cast<int>(drawn.frame[3]);
+            std::copy_n(options_.fill, 3, image.view.part.fill);
+        }
         image.view.out = output.first;
         image.view.out.data = static_cast<uint8_t*>(output.first.data) + i * output.image_bytes;
         const size_t steps = output.programs.size() / images_.size();

@@ -53,6 +53,7 @@ struct PartOptions {
     uint64_t large_bytes = 0;  // larger files go the other way
     std::optional<int64_t> made_ns;  // shards that changed since then go the other way; none: they can't
     ResizeFilter filter = ResizeFilter::bilinear;
+    uint8_t fill[3] = {};  // of a border
     DecodeOptions decode;
     int threads = 1;
 };
