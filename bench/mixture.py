@@ -10,7 +10,7 @@ many  A mixture of --sources weighted sources of 10**10 samples in all: seconds 
 Rivals take turns, and a ratio is that of one turn. CPU time and such ratios hold on a busy machine, too: the result has
 the load of the machine before and after.
 
-    python -m bench.mixture --images IMAGES [--passes 4] [--workers 2] [--repeats 9] [--json OUT]
+    python -m bench.mixture --images IMAGES [--passes 20] [--workers 2] [--repeats 9] [--json OUT]
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def main() -> None:
     options = arguments(
         __doc__, "mixture",
         smoke={"sources": 10, "passes": 1, "workers": 1, "image_size": 32, "batch_size": 8, "repeats": 1},
-        images=None, sources=1000, passes=4, workers=2, image_size=224, batch_size=64, samples_per_shard=100,
+        images=None, sources=1000, passes=20, workers=2, image_size=224, batch_size=64, samples_per_shard=100,
         repeats=9,
     )  # fmt: skip
     load = [os.getloadavg()[0]]
