@@ -11,13 +11,16 @@ import pytest
 
 from bench.make_images import make_images
 from tests.scenarios.test_task_examples import boxes, masks
+from tests.shard.test_hub import TARS, parquet_files
 from tests.support import PYTHON_PATH, ROOT
 from tests.support.documents import blocks, run_shell, smaller
 from tests.support.gil import need
+from tests.support.hub_server import TOKEN, HubServer
 from tests.support.images import encode, pixels
 from tests.support.ray_cluster import RayCluster
 from tests.support.remote import Bucket
 from tests.support.shard_sets import write_tar
+from tests.support.tls import write_certificates
 from tests.support.tokenizer_files import word_tokenizer
 
 TUTORIALS = sorted(path.stem for path in ROOT.glob("docs/tutorials/*.md"))
@@ -47,6 +50,11 @@ def coco(folder: Path) -> None:
     shutil.copyfile(folder / "instances_train2017.json", folder / "instances_val2017.json")
 
 
+def three_sets(folder: Path) -> None:
+    for seed, name in enumerate(("web", "photos", "own")):
+        make_images(folder / name, count=12, classes=2 + (name == "web"), seed=seed)
+
+
 DATA: dict[str, Callable[[Path], object]] = {
     "bucket": images_by_class,
     "first-training": images_by_class,
@@ -56,6 +64,8 @@ DATA: dict[str, Callable[[Path], object]] = {
     "detection": coco,
     "views": images_by_class,
     "frameworks": images_by_class,
+    "mixture": three_sets,
+    "hub": lambda folder: write_certificates(folder, folder / "authority.pem"),
 }
 CHECKS = {
     "bucket": """
@@ -75,6 +85,19 @@ assert all(torch.equal(a, b) for one, other in zip(only, alone, strict=True) for
     "detection": "assert len(found) == 12 and evaluation.stats[0] > 0.999",
     "views": "assert [tuple(view.shape[2:]) for view in views] == [(224, 224)] * 2 + [(96, 96)] * 6",
     "frameworks": "assert trainer.global_step == 6",
+    "mixture": """
+assert len(mixture.classes) == 3
+sources = resumed.stats()["sources"]
+assert sum(each["samples"] for each in sources.values()) == 8 * 16
+assert 0 < sources["own"]["samples"] < sources["photos"]["samples"] < sources["web"]["samples"]
+assert loader.stats()["sources"]["own"]["samples"] == 0 < loader.stats()["sources"]["photos"]["samples"]
+""",
+    "hub": """
+assert len(dataset) == 8 and "@" in dataset.reader.place
+loader.load_state_dict(saved["loader"])
+assert all(torch.equal(a, b) for a, b in zip(next(iter(loader)), next(iter(resumed))))
+assert sorted(feeder.ShardDataset("train-shards").classes) == ["cat", "dog"]
+""",
 }
 
 
@@ -92,6 +115,16 @@ def test_tutorial_runs_from_its_first_command_to_its_last_line(
     if tutorial == "bucket":
         bucket: Bucket = request.getfixturevalue("bucket")  # the environment has its key
         places = {"s3://my-bucket": bucket.url, "export AWS_ACCESS_KEY_ID=...": ": ", "cache_bytes=500_000_000_000": ""}
+    if tutorial == "mixture":
+        places = {"1_000_000": "16", "2_000_000": "32", "6_000_000": "64"}
+    if tutorial == "hub":
+        hub = HubServer(tmp_path, "my-org/my-images")
+        request.addfinalizer(hub.close)
+        hub.is_gated = True
+        hub.push({f"train/{k}.tar": TARS[f"data/train-00{k}.tar"] for k in range(2)} | parquet_files())
+        places = {"hf_...": TOKEN, "python train.py": ""}
+        environment = {"HF_ENDPOINT": hub.endpoint, "SSL_CERT_FILE": str(tmp_path / "authority.pem"), "NO_PROXY": "*"}
+        environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hf")}
     if tutorial == "cluster":
         cluster = RayCluster()
         request.addfinalizer(cluster.close)

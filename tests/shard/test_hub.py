@@ -223,7 +223,8 @@ def test_offline_the_hubs_own_cache_serves(hub: HubServer, tmp_path: Path, monke
     assert hub.asked == []
 
 
-def test_parquet_files_are_sharded_with_their_class_names(hub: HubServer, tmp_path: Path) -> None:
+def parquet_files() -> dict[str, bytes]:
+    """Returns two Parquet files of three images each, of cats and dogs, as of the Hub."""
     features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
     schema = pyarrow.schema(
         [
@@ -238,7 +239,11 @@ def test_parquet_files_are_sharded_with_their_class_names(hub: HubServer, tmp_pa
         data = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), data)
         files[f"data/train-{k:05d}-of-00002.parquet"] = data.getvalue()
-    hub.push(files)
+    return files
+
+
+def test_parquet_files_are_sharded_with_their_class_names(hub: HubServer, tmp_path: Path) -> None:
+    hub.push(parquet_files())
     shard("hf://datasets/org/name/data/train-*.parquet", str(tmp_path / "set"))
     dataset = feeder.ShardDataset(tmp_path / "set", RECIPE)
     assert dataset.classes == ["cat", "dog"]

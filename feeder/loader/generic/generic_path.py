@@ -15,8 +15,9 @@ from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.multi_process import WorkersIterator
 from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain, check_sampler
 from feeder.loader.generic.single_process import HereIterator
-from feeder.loader.generic.torchdata_state import GenericProgress, epoch_is_over
+from feeder.loader.generic.torchdata_state import GenericProgress, epoch_is_over, worker_key
 from feeder.loader.options import LoaderOptions
+from feeder.loader.random_state import draw_seed
 
 __all__ = ["GenericPath"]
 
@@ -65,27 +66,25 @@ class GenericPath:
         iterator: Any = self._prepared
         self._prepared = base_seed = None
         if self._loaded is not None and (sampler := epoch_is_over(self._loaded)) is not None:
+            if loader.persistent_workers:  # of which each epoch but the first goes without a draw
+                base_seed = sampler.get("_base_seed")
+            else:
+                draw_seed(loader.generator)  # as the finished epoch did
             indices = IndexIterator(loader._index_sampler)
             indices.load(sampler)
             collections.deque(indices, maxlen=0)  # the sampler's next epoch follows
             self._loaded = None
-            if loader.persistent_workers:  # of which each epoch but the first goes without a draw
-                base_seed = sampler.get("_base_seed")
         if loader._iterator is not None and not cast("WorkersIterator", loader._iterator).is_usable:
             loader._iterator = None
-        if iterator is None:
-            iterator = loader._iterator if self._loaded is None else None
-            if iterator is not None:
-                self._seeds.begin(_sampler_of(loader))
-                iterator._reset(loader)
-            else:
+        if self._loaded is not None:
+            iterator = self._new(loader, options)
+        if iterator is None or iterator.finished:  # of a state that was taken at the end of an epoch
+            iterator = loader._iterator
+            if iterator is None:
                 iterator = self._new(loader, options, base_seed)
-        if iterator.finished:  # the state was taken at the end of an epoch
-            if isinstance(iterator, WorkersIterator) and loader.persistent_workers:
-                self._seeds.begin(_sampler_of(loader))
-                iterator._reset(loader)
             else:
-                iterator = self._new(loader, options)
+                self._seeds.begin(_sampler_of(loader), 0)
+                iterator._reset(loader)
         return iterator
 
     def state_dict(self, loader: DataLoader[Any], options: LoaderOptions) -> dict[str, Any]:
@@ -97,19 +96,21 @@ class GenericPath:
                 self._prepared = self._new(loader, options)
             assert self._source is not None
             state = self._source.state_dict()
-        self._seeds.follow(_sampler_of(loader), state)
-        return state
+        return self._seeds.follow(_sampler_of(loader), state)
 
     def load_state_dict(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
         """See :meth:`feeder.DataLoader.load_state_dict`."""
         if not isinstance(state, Mapping):
             raise ArgumentError(f"expected a state that state_dict() gave, a dict, got {state!r}")
-        if state and "_iterator_finished" not in state:
-            raise ArgumentError(
-                f"expected a state of torchdata's StatefulDataLoader, as loaders of any dataset have it, got one with "
-                f"{', '.join(map(str, state))}; resume with the dataset and arguments that it was saved with"
-            )
         if state:
+            if not {"_snapshot", "_num_yielded"} & {*state}:
+                raise ArgumentError(
+                    f"expected a state of torchdata's StatefulDataLoader, as loaders of any dataset have it, got one "
+                    f"with {', '.join(map(str, state))}; resume with the dataset and arguments that it was saved with"
+                )
+            if "_snapshot" not in state:  # torchdata's without workers
+                workers, step = {worker_key(0): state}, state["_num_yielded"]
+                state = GenericProgress(state, workers, step, finished=state["_iterator_finished"]).state_dict()
             check_sampler(_sampler_of(loader), state)
         self.close(loader)
         self._source = self._iterator = self._prepared = self._on_device = None
@@ -136,10 +137,7 @@ class GenericPath:
     ) -> HereIterator | WorkersIterator:
         state, self._loaded = self._loaded, None
         if state is None:
-            fixed = self._seeds.begin(_sampler_of(loader))
-            base_seed = base_seed if fixed is None else fixed
-        elif state["_iterator_finished"]:
-            base_seed = 0  # which is not used
+            base_seed = self._seeds.begin(_sampler_of(loader), base_seed)
         self.meters.expect(loader.num_workers)
 
         iterator: HereIterator | WorkersIterator

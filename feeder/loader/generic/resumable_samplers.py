@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
 from feeder.loader.generic.encoded_samples import DrawnIndex, DrawnSampler, ImageDraws
-from feeder.loader.generic.torchdata_state import DRAWS_KEY, sampler_place
+from feeder.loader.generic.torchdata_state import DRAWS_KEY, SEEDS_KEY, sampler_place
 from feeder.loader.random_state import draw_seed
 from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
 
@@ -168,32 +168,39 @@ _RESUMABLE: dict[type, type] = {
 
 
 class SeedChain:
-    """The seeds of the epochs after one of which a state was taken, of a random sampler without a generator.
+    """The source of the seeds of epochs after a state, of a random sampler without a generator.
 
-    torch draws the seed of each epoch from its global random state, which is not ours to save. So once a state is
-    taken or loaded, each epoch's seeds follow from the order of the epoch before it, of which the state has the seed.
+    torch draws the seeds of each epoch from its global random state, which is not ours to restore. So the first state
+    copies it: all later seeds are drawn from the copy, as torch would draw them, and states hold it.
     """
 
     def __init__(self) -> None:
-        self._next: torch.Generator | None = None
+        self._source: torch.Generator | None = None
 
-    def follow(self, sampler: Any, state: dict[str, Any]) -> None:
-        """Notes the epoch of a state, under torchdata's keys; without effect for other samplers."""
-        if type(sampler) in _RESUMABLE.values() and sampler.generator is None:
-            place = sampler_place(state)["_sampler_iter_state"]
-            self._next = torch.Generator()
-            self._next.set_state(place.get("sampler_iter_state", place)["generator"])
+    def follow(self, sampler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Fixes the seeds of the epochs after that of a state, under torchdata's keys; returns it with their source."""
+        if type(sampler) not in _RESUMABLE.values() or sampler.generator is not None:
+            return {**state}
+        if self._source is None:
+            self._source = torch.Generator()
+            self._source.set_state(state.get(SEEDS_KEY, torch.get_rng_state()))
+        return {**state, SEEDS_KEY: self._source.get_state()}
 
-    def begin(self, sampler: Any) -> int | None:
+    def begin(self, sampler: Any, base_seed: int | None = None) -> int | None:
         """Fixes the sampler's seed for an epoch that begins.
+
+        Args:
+            sampler: The sampler.
+            base_seed: The workers' base seed, if this epoch draws none.
 
         Returns:
             The workers' base seed; None: both are drawn as torch draws them.
         """
-        if self._next is None:
-            return None
-        base_seed, sampler.next_seed = draw_seed(self._next), draw_seed(self._next)
-        self._next.manual_seed(sampler.next_seed)
+        if self._source is None:
+            return base_seed
+        if base_seed is None:
+            base_seed = draw_seed(self._source)
+        sampler.next_seed = draw_seed(self._source)
         return base_seed
 
 
@@ -276,20 +283,16 @@ class IndexIterator:
         """Returns its place, under torchdata's keys."""
         own, iterator = state_of(self._source), state_of(self._iterator)
         draws = {} if self._draws is None else {DRAWS_KEY: dict(zip(("seed", "epoch"), self._drawn, strict=True))}
-        if not self._is_batches:
-            return {
-                "_index_sampler_state": own,
-                "_sampler_iter_state": iterator,
-                "_sampler_iter_yielded": self.yielded,
-                **draws,
-            }
-        inner: dict[str, Any] = {"samples_yielded": self._samples}
-        if own is not None:
-            inner["sampler_state"] = own
-        if iterator is not None:
-            inner["sampler_iter_state"] = iterator
-        place = {"_index_sampler_state": None, "_sampler_iter_state": inner, "_sampler_iter_yielded": self.yielded}
-        return place | draws
+        if self._is_batches:
+            states = {"sampler_state": own, "sampler_iter_state": iterator}
+            iterator = {"samples_yielded": self._samples} | {k: v for k, v in states.items() if v is not None}
+            own = None
+        return {
+            "_index_sampler_state": own,
+            "_sampler_iter_state": iterator,
+            "_sampler_iter_yielded": self.yielded,
+            **draws,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes to a place from :meth:`state`; passes over what is before it if sampler and iterator have no state."""

@@ -178,11 +178,11 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns its place, under torchdata's keys."""
+        """Returns its place, under torchdata's keys, those of its states without workers among them."""
         main = self._main_state()  # first: it may draw a seed, and the dataset's random state is taken after that
         own = worker_state(0, self._dataset_kind, self._dataset_fetcher, self._dataset)
         self.progress = GenericProgress(main, {worker_key(0): own}, self._num_yielded, finished=self.finished)
-        return self.progress.state_dict()
+        return {**main, **own, "_num_yielded": self._num_yielded, **self.progress.state_dict()}
 
     def _load(self, state: dict[str, Any], own: dict[str, Any] | None) -> None:
         self._shared_seed = self._load_main(state)["_shared_seed"]

@@ -10,6 +10,7 @@ from feeder.system.text import count
 
 __all__ = [
     "DRAWS_KEY",
+    "SEEDS_KEY",
     "GenericProgress",
     "counts_off",
     "epoch_is_over",
@@ -20,6 +21,9 @@ __all__ = [
 
 # Of the seed and the epoch of images that a dataset leaves to the loader; torchdata has no such key.
 DRAWS_KEY = "_draws"
+
+# Of the random state that the seeds of later epochs are drawn from; nor this one.
+SEEDS_KEY = "_seeds"
 
 
 @dataclass

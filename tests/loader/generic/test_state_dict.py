@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from tests.support.torch_datasets import Counting, Stream
+from tests.support.torch_datasets import Counting, Stream, as_lists
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -204,6 +204,78 @@ def test_a_state_fixes_the_order_of_all_later_epochs(workers: int, persistent: b
         resumed = loader()
         resumed.load_state_dict(state)
         assert [epoch(resumed) for _ in expected[first:]] == expected[first:]
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+def test_orders_are_the_same_if_states_are_taken_or_loaded_or_not(workers: int, persistent: bool) -> None:
+    def loader() -> DataLoader[Any]:
+        torch.manual_seed(3)
+        return DataLoader(range(9), 2, shuffle=True, num_workers=workers, persistent_workers=persistent)
+
+    plain = loader()
+    expected = [as_lists([[*plain]]) for _ in range(5)]
+    saving = loader()
+    found = [as_lists([[*saving]])]
+    for _ in range(2):
+        saving.state_dict()
+        found.append(as_lists([[*saving]]))
+    resumed = loader()
+    resumed.load_state_dict(saving.state_dict())
+    assert found + [as_lists([[*resumed]]) for _ in range(2)] == expected
+
+
+class _Drawn(torch.utils.data.Dataset[int]):
+    """Draws its samples in the worker."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return int(torch.randint(1 << 40, ()))
+
+
+class _DrawnWithState(_Drawn):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("dataset", [_Drawn(), _DrawnWithState()], ids=["no state", "state"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_epoch_after_a_loaded_one_has_seeds_of_its_own(dataset: Any, shuffle: bool) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(dataset, 2, shuffle=shuffle, num_workers=1, generator=torch.Generator().manual_seed(4))
+
+    run = loader()
+    first = as_lists([[*run]])
+    state = run.state_dict()
+    second = as_lists([[*run]])
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert as_lists([[*resumed]]) == second != first
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital'")  # torchdata's
+@pytest.mark.parametrize("dataset", [range(9), Stream, Counting], ids=["map", "iterable", "state"])
+@pytest.mark.parametrize("steps", [0, 2, 3])
+def test_states_without_workers_pass_to_torchdatas_loader_and_back(dataset: Any, steps: int) -> None:
+    theirs = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def loader(kind: Any, **options: Any) -> Any:
+        return kind(dataset() if callable(dataset) else dataset, 4, shuffle=isinstance(dataset, range), **options)
+
+    for before, after in ((theirs, DataLoader), (DataLoader, theirs)):
+        run = loader(before)
+        iterator = iter(run)
+        for _ in zip(range(steps), iterator, strict=False):
+            pass
+        state = run.state_dict()
+        rest = as_lists([[*iterator]])
+        resumed = loader(after)
+        resumed.load_state_dict(state)
+        assert as_lists([[*resumed]]) == rest
 
 
 @pytest.mark.parametrize("workers", [0, 1])
