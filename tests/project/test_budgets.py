@@ -23,7 +23,7 @@ STATEMENTS = {
     "dataset": 2_680,
     "decoders": 3_655,
     "fields": 360,
-    "loader": 8_130,
+    "loader": 8_125,
     "order": 1_400,
     "service": 1_585,
     "shard": 8_605,
