@@ -40,7 +40,7 @@ from feeder.loader.fast.position import EpochProgress, Place
 from feeder.order.split import Split
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
-from feeder.system.process_usage import cpu_seconds, forget_peak, status_bytes
+from feeder.system.process_usage import cpu_seconds, status_bytes
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.tools.terminal import table
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
@@ -94,7 +94,7 @@ def many(folder: str, sources: int) -> dict[str, float]:
     """Opens the mixture and draws from its order; in a process of its own."""
     sets = {f"source {k}": ShardDataset(folder, Compose([RandomResizedCrop(224)])) for k in range(sources)}
     weights = dict(zip(sets, np.random.default_rng(0).pareto(1.2, sources) + 1e-3, strict=True))
-    forget_peak()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     resident, began = status_bytes("VmRSS"), time.perf_counter()
     mixture = Mixture(sets, weights, samples=SAMPLES)
     order = mixture.order(1, True, 256)
