@@ -585,7 +585,9 @@ def explanation(folder: Path) -> None:
     assert feeder.explain(ImageFolder(str(folder), transform=native)).is_native
     crop, bicubic = v2.RandomResizedCrop(24), v2.InterpolationMode.BICUBIC
     assert feeder.explain([v2.RandomResizedCrop(24, interpolation=bicubic), v2.ColorJitter(0.4)]).is_native
-    for others in ([v2.RandomCrop(9, padding=4)], [crop, v2.Pad(4)], [v2.ColorJitter(0.4), crop]):
+    assert feeder.explain([v2.RandomCrop(9, padding=4), v2.Pad(4), v2.ColorJitter(0.4)]).is_native
+    reflected = v2.RandomCrop(9, padding=4, padding_mode="reflect"), v2.Pad(4, padding_mode="edge")
+    for others in ([reflected[0]], [crop, reflected[1]], [v2.ColorJitter(0.4), crop]):
         lines = feeder.explain([*others, v2.RandomHorizontalFlip()]).lines
         assert [line.how for line in lines] == ["native"] * (len(others) - 1) + ["python", "native"]
         assert "Pillow runs it" in lines[len(others) - 1].reason
