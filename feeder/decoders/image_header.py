@@ -12,6 +12,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.decoders.decoder import MAX_PIXELS
@@ -54,7 +55,9 @@ IMAGE_EXTENSIONS: frozenset[str] = frozenset(_EXTENSIONS).union(*_EXTENSIONS.val
 # (MPO, several JPEGs in a file, opens as JPEG.)
 PILLOW_FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 _NAMED_FORMATS = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tiff", "PPM": "ppm"}
-if importlib.util.find_spec("PIL.AvifImagePlugin"):  # since Pillow 11.3; earlier ones fail on an unknown name
+_PILLOW = importlib.util.find_spec("PIL")  # not imported here
+if _PILLOW and any(Path(each, "AvifImagePlugin.py").exists() for each in _PILLOW.submodule_search_locations or ()):
+    # Since Pillow 11.3; earlier ones fail on an unknown name.
     PILLOW_FORMATS = (*PILLOW_FORMATS, "AVIF")
     _NAMED_FORMATS |= {"AVIF": "avif"}
 _ORIENTATION_TAG = 0x0112

@@ -235,10 +235,8 @@ class Replay:
 
     def _refuse(self, reason: str) -> None:
         raise ArgumentError(
-            f"this state does not fit the sampler, {self.name}: {reason}. Resume with a sampler that has what it had "
-            "then: batch size, seed, epoch (sampler.set_epoch), and a generator (generator=torch.Generator()."
-            "manual_seed(...)), whose state each rank has to save and load; or begin the epoch anew, with "
-            "loader.set_epoch(epoch) in place of load_state_dict"
+            f"this state does not fit the sampler, {self.name}: {reason}. Resume with its batch size, seed, epoch and, "
+            "on each rank, its generator's state; or begin the epoch anew: loader.set_epoch(epoch), no load_state_dict"
         )
 
 
