@@ -16,7 +16,7 @@ TO = ROOT / "docs/images/one-core.svg"
 ROWS = {
     "feeder-packed": "feeder, packed shards",
     "feeder-seekable": "feeder, seekable shards",
-    "feeder-keep": "feeder, your JPEGs as they are",
+    "feeder-keep": "feeder, shards of unchanged JPEGs",
     "torch": "torch DataLoader, Pillow",
     "dali": "DALI on the CPU",
 }

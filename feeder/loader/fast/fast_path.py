@@ -97,6 +97,7 @@ class FastPath:
 
         self._progress: EpochProgress | None = None
         self._next = Place()
+        self._is_refused = False  # by a sampler that does not fit the state
         self.spans = Spans()
         self._iterator: weakref.ref[FastIterator] | None = None
         self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
@@ -264,10 +265,12 @@ class FastPath:
             self._has_told = warn_of_split(self.order, split, is_meant=options.ranks is not None)
         self._left_after = progress.steps if progress is not None and progress.is_midway and progress.steps else None
         self._next = Place(place.epoch + 1)
+        self._is_refused = False
         try:
             iterator = FastIterator(self._epoch(place, split), owner)
-        except BaseException:  # nothing of it was handed out: the next one starts there
+        except BaseException as error:  # nothing of it was handed out: the next one starts there
             self._next = place
+            self._is_refused = isinstance(error, ArgumentError)
             self._progress = progress
             raise
         self._note(place, split)
@@ -376,8 +379,8 @@ class FastPath:
         epoch = operator.index(epoch)  # of a tensor or numpy's, too: states are JSON
         if not 0 <= epoch < 1 << 32:
             raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
-        if epoch != self._next.epoch:
-            self._next = Place(epoch)
+        if epoch != self._next.epoch or self._is_refused:  # which begins it anew
+            self._next, self._is_refused = Place(epoch), False
         if self._latest is None:
             self._progress = None  # of a loop that was broken off, and is not wanted any more
 
@@ -497,6 +500,7 @@ class FastPath:
         self._seed.known = seed
         self.unseeded = order.with_seed(self.unseeded.seed)
         self._next = place
+        self._is_refused = False
         self._iterator = self._progress = None
         if isinstance(order, MixtureOrder) and isinstance(self.dataset, Mixture):
             self.dataset.take(order.shares, by=self)

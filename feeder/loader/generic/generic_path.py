@@ -96,14 +96,14 @@ class GenericPath:
                 self._prepared = self._new(loader, options)
             assert self._source is not None
             state = self._source.state_dict()
-        return self._seeds.follow(_sampler_of(loader), state)
+        return self._seeds.follow(_sampler_of(loader), state, draws_base=not loader.persistent_workers)
 
     def load_state_dict(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
         """See :meth:`feeder.DataLoader.load_state_dict`."""
         if not isinstance(state, Mapping):
             raise ArgumentError(f"expected a state that state_dict() gave, a dict, got {state!r}")
         if state:
-            if not {"_snapshot", "_num_yielded"} & {*state}:
+            if "_iterator_finished" not in state or not {"_snapshot", "_num_yielded"} & {*state}:
                 raise ArgumentError(
                     f"expected a state of torchdata's StatefulDataLoader, as loaders of any dataset have it, got one "
                     f"with {', '.join(map(str, state))}; resume with the dataset and arguments that it was saved with"
@@ -117,7 +117,7 @@ class GenericPath:
         self._loaded = state or None
         self._seeds = SeedChain()
         if state:
-            self._seeds.follow(_sampler_of(loader), state)
+            self._seeds.follow(_sampler_of(loader), state, draws_base=not loader.persistent_workers)
 
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""

@@ -74,7 +74,7 @@ class _ResumableIterator(abc.ABC):
         return {"yielded": self._yielded, "generator": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._start = state["generator"]
+        self._start = state["generator"].cpu()  # which a checkpoint may have been mapped from
         self._indices = None
         _pass_over(self._begun(), state["yielded"])
         self._yielded = state["yielded"]
@@ -176,15 +176,23 @@ class SeedChain:
 
     def __init__(self) -> None:
         self._source: torch.Generator | None = None
+        self._draws_base = True  # else each epoch draws the sampler's seed alone, as with workers that stay
 
-    def follow(self, sampler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Fixes the seeds of the epochs after that of a state, under torchdata's keys; returns it with their source."""
+    def follow(self, sampler: Any, state: Mapping[str, Any], *, draws_base: bool) -> dict[str, Any]:
+        """Fixes the seeds of the epochs after that of a state, under torchdata's keys; returns it with their source.
+
+        Args:
+            sampler: The sampler.
+            state: The state.
+            draws_base: True if each epoch draws the workers' base seed, too; a state that has it says it better.
+        """
         if type(sampler) not in _RESUMABLE.values() or sampler.generator is not None:
             return {**state}
         if self._source is None:
-            self._source = torch.Generator()
-            self._source.set_state(state.get(SEEDS_KEY, torch.get_rng_state()))
-        return {**state, SEEDS_KEY: self._source.get_state()}
+            kept = state.get(SEEDS_KEY) or {"source": torch.get_rng_state(), "draws_base": draws_base}
+            self._source, self._draws_base = torch.Generator(), kept["draws_base"]
+            self._source.set_state(kept["source"].cpu())
+        return {**state, SEEDS_KEY: {"source": self._source.get_state(), "draws_base": self._draws_base}}
 
     def begin(self, sampler: Any, base_seed: int | None = None) -> int | None:
         """Fixes the sampler's seed for an epoch that begins.
@@ -198,10 +206,9 @@ class SeedChain:
         """
         if self._source is None:
             return base_seed
-        if base_seed is None:
-            base_seed = draw_seed(self._source)
+        drawn = draw_seed(self._source) if self._draws_base else None
         sampler.next_seed = draw_seed(self._source)
-        return base_seed
+        return next(seed for seed in (base_seed, drawn, sampler.next_seed) if seed is not None)
 
 
 def check_sampler(sampler: Any, state: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ LOOP_RULES = {
 }
 _LOOPS = (ast.For, ast.AsyncFor)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_GRADLESS = ("no_grad", "inference_mode", "set_grad_enabled")
+_GRADLESS = ("no_grad", "inference_mode")
 
 
 class Mistake(NamedTuple):
@@ -68,18 +69,22 @@ def mistakes(tree: ast.Module, names: Names, loaders: set[str]) -> Iterator[Mist
         names: Its names.
         loaders: Full names of classes of loaders.
     """
-    without_grad = _called_without_grad(tree)
+    text, trained = ast.unparse(tree), _trained(ast.walk(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.For):
             yield from (Mistake("loader-in-epoch", call) for call in _loaders_of_epoch(node, names, loaders))
-            yield from (Mistake("kept-graph", kept) for kept in _kept_graphs(node))
-        elif isinstance(node, ast.Call) and names.called(node) in loaders:
+            yield from (Mistake("kept-graph", kept) for kept in _kept_graphs(node, trained))
+        elif isinstance(node, ast.Call):
             workers = [each.value for each in node.keywords if each.arg == "num_workers"]
-            yield from (Mistake("too-many-workers", each) for each in workers if _is_times_cores(each, names))
-        elif isinstance(node, ast.List):
+            if names.called(node) in loaders:
+                yield from (Mistake("too-many-workers", each) for each in workers if _is_times_cores(each, names))
             yield from (Mistake("resized-twice", call) for call in _resized_again(node, names))
-        elif isinstance(node, ast.FunctionDef) and node.name == "__getitem__":
+        elif isinstance(node, ast.ClassDef) and any(re.search("(Dataset|Folder)$", ast.unparse(b)) for b in node.bases):
             yield from (Mistake("device-in-dataset", call) for call in _copies(node))
+
+    if any(word in text for word in ("requires_grad", "set_grad_enabled", "autograd.grad")):
+        return  # gradients are switched off in ways that are not followed here
+    without_grad = _called_without_grad(tree)
     for scope in (tree, *(each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))):
         if not (isinstance(scope, ast.FunctionDef) and (scope.name in without_grad or _is_gradless(scope))):
             yield from (Mistake("no-grad", call) for call in _evaluations(scope))
@@ -93,27 +98,52 @@ def _inside(node: ast.AST, *, but: tuple[type[ast.AST], ...] = _SCOPES) -> Itera
             yield from _inside(child, but=but)
 
 
+def _steps(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields what stands in a loop, but in no inner loop, nor where no gradients are kept."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (*_SCOPES, *_LOOPS)) and not (isinstance(child, ast.With) and _is_gradless(child)):
+            yield child
+            yield from _steps(child)
+
+
 def _has_backward(node: ast.AST) -> bool:
     return any(isinstance(each, ast.Attribute) and each.attr == "backward" for each in ast.walk(node))
 
 
-def _loaders_of_epoch(loop: ast.For, names: Names, loaders: set[str]) -> list[ast.Call]:
-    """Returns the loaders that a loop over epochs makes: its inner loop, the only one that trains, has the steps."""
+def _trained(nodes: Iterable[ast.AST]) -> set[str]:
+    """Returns the names whose gradients are computed."""
+    owners = [text_of(owner) for _, owner, method in _methods(nodes) if method == "backward"]
+    return {name for name in owners if name is not None}
+
+
+def _loaders_of_epoch(loop: ast.For, names: Names, loaders: set[str]) -> Iterator[ast.Call]:
+    """Yields the loaders that a loop over epochs makes alike each time: its inner loop, the only one that trains, has
+    the steps."""
     inner = [each for each in _inside(loop) if isinstance(each, _LOOPS) and _has_backward(each)]
-    made = [each for each in _inside(loop, but=(*_SCOPES, *_LOOPS)) if isinstance(each, ast.Call)]
-    return [call for call in made if names.called(call) in loaders] if len(inner) == 1 else []
-
-
-def _kept_graphs(loop: ast.For) -> Iterator[ast.expr]:
-    """Yields losses that are appended or added up in the loop that computes their gradients."""
     steps = list(_inside(loop, but=(*_SCOPES, *_LOOPS)))
-    called = list(_methods(steps))
-    losses = {text_of(owner) for _, owner, method in called if method == "backward"} - {None}
-    for call, _, method in called:
+    changing = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
+    changing |= {each.id for each in steps if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+
+    for call in steps if len(inner) == 1 else ():
+        if isinstance(call, ast.Call) and names.called(call) in loaders:
+            workers = [names.value(each.value) for each in call.keywords if each.arg == "num_workers"]
+            used = {each.id for each in ast.walk(call) if isinstance(each, ast.Name)}
+            if workers and workers != [0] and not used & changing:
+                yield call
+
+
+def _kept_graphs(loop: ast.For, trained: set[str]) -> Iterator[ast.expr]:
+    """Yields losses that are appended or added up in the loop that computes their gradients."""
+    steps = list(_steps(loop))
+    losses = _trained(steps)
+    for each in steps:
+        if isinstance(each, ast.Assign) and re.search(r"\.(detach|item)\(\)$", ast.unparse(each.value)):
+            losses -= {text_of(target) or "" for target in each.targets}
+    for call, _, method in _methods(steps):
         if method == "append" and len(call.args) == 1 and text_of(call.args[0]) in losses:
             yield call
     for each in steps:
-        if isinstance(each, ast.AugAssign) and text_of(each.value) in losses and text_of(each.target) not in losses:
+        if isinstance(each, ast.AugAssign) and text_of(each.value) in losses and text_of(each.target) not in trained:
             yield each.value
 
 
@@ -127,9 +157,13 @@ def _is_times_cores(node: ast.expr, names: Names) -> bool:
     return any(counts) and any(isinstance(factor, int) and factor >= 2 for factor in factors)
 
 
-def _resized_again(ops: ast.List, names: Names) -> Iterator[ast.Call]:
+def _resized_again(chain: ast.Call, names: Names) -> Iterator[ast.Call]:
+    """Yields resizes in a Compose or Sequential before one to less."""
+    if not re.search(r"\b(Compose|Sequential)$", names.called(chain) or ""):
+        return
+    only = names.definition(chain.args[0]) if len(chain.args) == 1 else None
     last: tuple[ast.Call, int] | None = None
-    for op in ops.elts:
+    for op in only.elts if isinstance(only, ast.List) else chain.args:
         if not isinstance(op, ast.Call) or not (names.called(op) or "").endswith(".Resize"):
             continue
         given = arguments_of(op, "size")[0].get("size", op)
@@ -140,17 +174,18 @@ def _resized_again(ops: ast.List, names: Names) -> Iterator[ast.Call]:
         last = op, size
 
 
-def _copies(function: ast.FunctionDef) -> Iterator[ast.Call]:
-    for call, _, method in _methods(ast.walk(function)):
-        if method == "cuda" or (
-            method == "to" and any(word in ast.unparse(call).lower() for word in ("device", "cuda"))
-        ):
-            yield call
+def _copies(dataset: ast.ClassDef) -> Iterator[ast.Call]:
+    """Yields copies of single samples to a GPU."""
+    for function in dataset.body:
+        if isinstance(function, ast.FunctionDef) and function.name == "__getitem__":
+            for call, _, method in _methods(ast.walk(function)):
+                if method == "cuda" or (method == "to" and re.search("(?i)device|cuda", ast.unparse(call))):
+                    yield call
 
 
 def _called_without_grad(tree: ast.Module) -> set[str]:
     """Returns the names of functions that are called where no gradients are kept."""
-    blocks = [each for each in ast.walk(tree) if isinstance(each, ast.With) and _is_gradless(each)]
+    blocks = [each for each in ast.walk(tree) if isinstance(each, ast.With | ast.FunctionDef) and _is_gradless(each)]
     calls = [each for block in blocks for each in ast.walk(block) if isinstance(each, ast.Call)]
     return {(text_of(each.func) or "").rpartition(".")[2] for each in calls}
 
@@ -167,7 +202,7 @@ def _evaluations(scope: ast.AST) -> Iterator[ast.Call]:
         return
     models = {text_of(owner) for _, owner, method in _methods(found) if method == "eval"} - {None}
     for loop in found:
-        if isinstance(loop, _LOOPS) and not _has_backward(loop):
+        if isinstance(loop, _LOOPS) and not _has_backward(loop) and "scaler" not in ast.unparse(loop):
             calls = [each for each in _inside(loop) if isinstance(each, ast.Call)]
             yield from [call for call in calls if text_of(call.func) in models][:1]
 

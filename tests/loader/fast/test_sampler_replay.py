@@ -187,6 +187,8 @@ def test_a_replay_with_other_samples_ends_with_the_first_batch(dataset: ShardDat
             next(iter(bad))  # with workers, of which the first are asked at once, by iter()
         assert bad.state_dict()["batches"] == (state | change)["batches"]
         assert bad.state_dict() == state | change  # not what another sampler's batches came to
+        bad.set_epoch(state["epoch"])
+        assert len(_rest(iter(bad))) == len(bad)  # the way out that the error names
 
 
 def test_a_place_beyond_the_end_of_a_sampler_without_a_length_is_refused(dataset: ShardDataset) -> None:

@@ -224,6 +224,35 @@ def test_orders_are_the_same_if_states_are_taken_or_loaded_or_not(workers: int, 
     assert found + [as_lists([[*resumed]]) for _ in range(2)] == expected
 
 
+@pytest.mark.parametrize("midway", [True, False])
+@pytest.mark.parametrize("saved", [(0, False), (1, True)], ids=str)
+def test_later_epochs_are_the_same_with_workers_that_stay_or_not(saved: tuple[int, bool], midway: bool) -> None:
+    def loader(workers: int, persistent: bool) -> DataLoader[Any]:
+        return DataLoader(range(9), 2, shuffle=True, num_workers=workers, persistent_workers=persistent)
+
+    run = loader(*saved)
+    iterator = iter(run)
+    begun = [next(iterator).tolist() for _ in range(2 if midway else 5)]
+    if not midway:
+        assert next(iterator, None) is None
+    state = run.state_dict()
+    rest = [batch.tolist() for batch in iterator] if midway else []
+    expected = [rest] * midway + [as_lists([[*run]]) for _ in range(3)]
+    assert begun != expected[-1]
+
+    for how in ((0, False), (1, False), (1, True)):
+        resumed = loader(*how)
+        resumed.load_state_dict(state)
+        found = [[batch.tolist() for batch in resumed]] * midway if midway else []
+        assert found + [as_lists([[*resumed]]) for _ in range(3)] == expected, how
+
+
+@pytest.mark.parametrize("wrong", [{"_num_yielded": 1}, {"_snapshot": {}}, {"epoch": 0}])
+def test_a_damaged_state_is_refused_with_what_it_has(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"got one with {next(iter(wrong))}"):
+        DataLoader(range(9)).load_state_dict(wrong)
+
+
 class _Drawn(torch.utils.data.Dataset[int]):
     """Draws its samples in the worker."""
 

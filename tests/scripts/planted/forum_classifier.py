@@ -40,6 +40,7 @@ def evaluate(model, loader):
 model = nn.Linear(10, 10).to(device)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 losses, total = [], 0
+workers = 2 * multiprocessing.cpu_count()
 for epoch in range(30):
     loader = DataLoader(  # expect: loader-in-epoch
         Pets(names()),
@@ -55,6 +56,5 @@ for epoch in range(30):
         optimizer.step()
         losses.append(loss)  # expect: kept-graph
         total += loss  # expect: kept-graph
-    workers = 2 * multiprocessing.cpu_count()
     held = DataLoader(Pets(others()), 32, pin_memory=True, num_workers=workers)  # expect: loader-in-epoch, too-many-workers
     evaluate(model, held)
