@@ -195,7 +195,9 @@ class CpuDecoder(Decoder):
         for view in views:
             recipe, draws = view.recipe, view.draws
             height, width = draws.base_size[0].tolist()
-            if max(height, width) > _LARGEST_SIDE or (height * width > self.max_pixels and recipe.rest):
+            if max(height, width) > _LARGEST_SIDE or (
+                height * width > self.max_pixels and (recipe.rest or draws.frame is not None)
+            ):
                 most = f"max_pixels={self.max_pixels} or {_LARGEST_SIDE} a side"
                 raise DecodeError(
                     f"the recipe makes {width}x{height} pixels, more than {most}; end it with a fixed size"

@@ -151,7 +151,7 @@ def is_here(host: str) -> bool:
     return False
 
 
-def whole(value: Any, most: int = 1 << 62) -> int:
+def whole(value: Any, most: int = (1 << 62) - 1) -> int:
     """Returns a number of a message.
 
     Raises:

@@ -265,8 +265,10 @@ class JPEG(Op):
     quality: tuple[int, int]
 
     def __init__(self, quality: int | Sequence[int]) -> None:
-        self._set(quality=check_size("quality", quality))
-        check_range("quality", self.quality, low=1, high=100)
+        ends = tuple(quality) if isinstance(quality, Sequence) else (quality, quality)
+        if len(ends) != 2 or any(type(end) is not int for end in ends) or not 1 <= ends[0] <= ends[1] <= 100:
+            raise ArgumentError(f"quality must be 1 to 100, or (min, max) of it, got {quality!r}")
+        self._set(quality=ends)
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         least, most = self.quality

@@ -40,12 +40,12 @@ class RandomResize(ResizeOp):
         self, min_size: int, max_size: int, interpolation: object = "bilinear", antialias: bool | None = True
     ) -> None:
         self._set(
-            min_size=check_size("min_size", min_size)[0],
-            max_size=check_size("max_size", max_size)[0],
+            min_size=min_size,
+            max_size=max_size,
             interpolation=check_interpolation(interpolation, antialias),
         )
-        if self.min_size >= self.max_size:
-            raise ArgumentError(f"max_size must be greater than min_size, got {max_size} with {min_size}")
+        if not (isinstance(min_size, int) and isinstance(max_size, int) and 0 < min_size < max_size):
+            raise ArgumentError(f"expected ints 0 < min_size < max_size, got {min_size!r} and {max_size!r}")
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         length = self.min_size + (uniforms(1) * (self.max_size - self.min_size)).astype(np.int64)

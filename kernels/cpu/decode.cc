@@ -58,8 +58,8 @@ Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptio
     }
     for (const View& view : job.views) {
         if (view.part.left < 0) {
-            return {Status::corrupt, "RandomCrop is larger than the image of " + size_text(width, height) +
-                                         " pixels (width x height, upright); resize first, or set pad_if_needed=True"};
+            return {Status::corrupt, "RandomCrop is larger than what the ops before it leave of the image of " +
+                                         size_text(width, height) + " pixels; resize to more, or set pad_if_needed=True"};
         }
         const int* const box = view.support_box;
         if (!inside({box[0], box[1], box[2], box[3]}, width, height)) {

@@ -269,6 +269,21 @@ def test_images_that_a_recipe_makes_too_large_are_bad(ops: list[Op]) -> None:
         CpuDecoder(max_pixels=4000).decode([file.getvalue()], np.ones(1, np.uint8), [View(recipe, draws, out)]).errors
     )
     assert "makes 1200x4 pixels" in str(error)
+    padded = Recipe.of(Pad(50))
+    draws = padded.draw(0, 0, [0], [(1, 300)])
+    out = np.zeros((1, 3, 101, 400), np.uint8)
+    (error,) = (
+        CpuDecoder(max_pixels=4000).decode([file.getvalue()], np.ones(1, np.uint8), [View(padded, draws, out)]).errors
+    )
+    assert "makes 400x101 pixels" in str(error)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "pillow"])
+def test_a_side_that_jpeg_does_not_have_is_the_image_s_error(backend: str) -> None:
+    file = BytesIO()
+    np.save(file, np.zeros((1, 300, 3), np.uint8))
+    with pytest.raises(DecodeError, match="JPEG: a side of more than 65,500 pixels"):
+        decode([file.getvalue()], [Resize((1, 65_520)), JPEG(50)], backend=backend)
 
 
 BORDERS: list[list[Op]] = [
@@ -323,7 +338,7 @@ def test_a_crop_that_is_larger_than_the_image_is_its_error() -> None:
     file = BytesIO()
     np.save(file, np.zeros((20, 30, 3), np.uint8))
     assert decode([file.getvalue()], RandomCrop(30, (0, 5))).shape == (1, 3, 30, 30)
-    with pytest.raises(DecodeError, match="RandomCrop is larger than the image of 30x20 pixels"):
+    with pytest.raises(DecodeError, match="larger than what the ops before it leave of the image of 30x20 pixels"):
         decode([file.getvalue()], RandomCrop(30, (0, 4)))
 
 

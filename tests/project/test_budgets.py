@@ -21,17 +21,17 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 180,
     "dataset": 2_680,
-    "decoders": 3_655,
+    "decoders": 3_660,
     "fields": 360,
-    "loader": 8_125,
+    "loader": 8_135,
     "order": 1_400,
     "service": 1_585,
-    "shard": 8_605,
+    "shard": 8_610,
     "system": 685,
-    "tools": 4_455,
+    "tools": 4_480,
     "transforms": 2_565,
 }
-TOKENS = 453_000
+TOKENS = 453_700
 OWN_PARAMETERS = 15
 DENSE = 17
 

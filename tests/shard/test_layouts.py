@@ -542,6 +542,13 @@ def test_a_part_whose_labels_or_masks_lie_elsewhere_ends_with_the_commands(
         assert all(label == -1 for *_, label in samples_of(Path(shlex.split(command)[-1])))
 
 
+def test_validation_images_one_folder_down_may_go_without_labels(tmp_path: Path) -> None:
+    photos(tmp_path / "set/val", ("ILSVRC2012_val_00000001.jpg",))
+    assert main(["shard", str(tmp_path / "set")]) == 1
+    assert main(["shard", str(tmp_path / "set"), "--no-labels"]) == 0
+    assert [label for _, _, label in samples_of(tmp_path / "set-shards")] == [-1]
+
+
 def test_masks_of_cityscapes_are_no_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "set"
     cityscapes(root)

@@ -16,6 +16,7 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.order.permutation import permute
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from tests.support.images import make_tree
@@ -134,3 +135,6 @@ def test_a_shard_set_in_the_source_is_no_class(tmp_path: Path) -> None:
     shard(str(source / "list.csv"), options=kept())
     with pytest.raises(SourceError, match="images/list-shards: is a shard set of feeder, not a class"):
         shard(str(source), str(tmp_path / "out"), kept(class_folders=True))
+    columns = ManifestColumns(has_labels=False)
+    with pytest.raises(SourceError, match="images/list-shards: is a shard set of feeder"):
+        shard(str(source), str(tmp_path / "out"), kept(class_folders=True, columns=columns))

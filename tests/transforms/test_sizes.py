@@ -124,7 +124,10 @@ def test_variable_sizes_pickle_compare_and_show_themselves() -> None:
         (lambda: T.Resize(None, cover=True), "max_size must be an int"),
         (lambda: T.RandomChoice([T.CenterCrop(T.BUCKET)]), "CenterCrop can't be in RandomChoice"),
         (lambda: T.RandomShortestSize([]), "at least one"),
-        (lambda: T.RandomResize(20, 20), "max_size must be greater than min_size"),
+        (lambda: T.RandomResize(20, 20), "0 < min_size < max_size, got 20 and 20"),
+        (lambda: T.RandomResize((20, 30), 40), r"got \(20, 30\) and 40"),  # type: ignore[arg-type]
+        (lambda: T.JPEG(0), "quality must be 1 to 100"),
+        (lambda: T.JPEG((30, 150)), r"got \(30, 150\)"),
         (lambda: T.RandomShortestSize([480, 0]), "min_size must be a positive int"),
         (lambda: T.RandomShortestSize(480, 0), "max_size must be a positive int"),
         (lambda: T.RandomShortestSize(T.ByEpoch({0: 480, 3: [0]})), "min_size must be a positive int"),

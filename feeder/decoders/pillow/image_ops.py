@@ -166,6 +166,8 @@ def _blur(image: Image.Image, op: T.GaussianBlur, row: Row) -> Image.Image:
 
 
 def _compress(image: Image.Image, op: T.JPEG, row: Row) -> Image.Image:
+    if max(image.size) > 65_500:
+        raise DecodeError("JPEG: a side of more than 65,500 pixels")
     file = io.BytesIO()
     image.save(file, "JPEG", quality=int(row["quality"]))
     return Image.open(file, formats=["JPEG"]).convert("RGB")

@@ -264,6 +264,7 @@ class FastPath:
         if split is not None and not self._has_told:  # of a way to split it that the caller may not expect
             self._has_told = warn_of_split(self.order, split, is_meant=options.ranks is not None)
         self._left_after = progress.steps if progress is not None and progress.is_midway and progress.steps else None
+
         self._next = Place(place.epoch + 1)
         self._is_refused = False
         try:
@@ -380,7 +381,8 @@ class FastPath:
         if not 0 <= epoch < 1 << 32:
             raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
         if epoch != self._next.epoch or self._is_refused:  # which begins it anew
-            self._next, self._is_refused = Place(epoch), False
+            self._next = Place(epoch)
+            self._is_refused = False
         if self._latest is None:
             self._progress = None  # of a loop that was broken off, and is not wanted any more
 

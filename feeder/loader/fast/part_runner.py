@@ -142,8 +142,8 @@ class PartRunner:
             reader = reader.whole
         if type(reader) is not ShardReader or not reader.takes_parts:
             return None
-        ops = base_ops(recipe)
-        if ops is None or recipe.base_size is None:
+        ops, size = base_ops(recipe), recipe.base_size
+        if ops is None or size is None or (recipe.pads and size[0] * size[1] > options["max_pixels"]):
             return None
         native = _native.PartRunner(
             ops,
@@ -326,7 +326,7 @@ def base_ops(recipe: Recipe) -> _native.BaseOps | None:
 
 
 def _sides(op: object) -> list[int]:
-    values = (getattr(op, name, None) for name in ("size", "max_size"))
+    values = (getattr(op, name, None) for name in ("size", "max_size", "padding"))
     return [side for value in values if value is not None for side in ([value] if isinstance(value, int) else value)]
 
 

@@ -190,7 +190,8 @@ class SeedChain:
             return {**state}
         if self._source is None:
             kept = state.get(SEEDS_KEY) or {"source": torch.get_rng_state(), "draws_base": draws_base}
-            self._source, self._draws_base = torch.Generator(), kept["draws_base"]
+            self._draws_base = kept["draws_base"]
+            self._source = torch.Generator()
             self._source.set_state(kept["source"].cpu())
         return {**state, SEEDS_KEY: {"source": self._source.get_state(), "draws_base": self._draws_base}}
 

@@ -56,15 +56,13 @@ def open_folder(
         found = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
         list_tree(found, members)
         note_members(found, members)
+        _refuse_sets(root, sorted(os.listdir(root)))
         return found
     try:
         classes = class_names(root, skip_unreadable=skip_unreadable)
         tree = Source(SourceKind.CLASS_FOLDERS, root, skip_unreadable=skip_unreadable)
         tree.classes = classes
-        if (shards := next((name for name in classes if is_shard_set(os.path.join(root, name))), None)) is not None:
-            raise SourceError(
-                f"{os.path.join(root, shards)}: is a shard set of feeder, not a class; move it out of the source"
-            )
+        _refuse_sets(root, classes)
 
         is_labelled = not are_downloads(root, classes)
         if not is_labelled:
@@ -92,6 +90,14 @@ def open_folder(
         return flat
     except OSError as error:
         raise SourceError(f"{root}: can't be listed: {error.strerror}") from None
+
+
+def _refuse_sets(root: str, names: Sequence[str]) -> None:
+    """Raises SourceError if one of the folders in a folder is a shard set."""
+    if (shards := next((name for name in names if is_shard_set(os.path.join(root, name))), None)) is not None:
+        raise SourceError(
+            f"{os.path.join(root, shards)}: is a shard set of feeder, not a class; move it out of the source"
+        )
 
 
 def list_tree(source: Source, members: Sequence[str] | None = None) -> None:

@@ -96,7 +96,7 @@ def recognized(path: str, targets: TargetSources, *, has_labels: bool = True) ->
     found = layouts(root, has_labels=has_labels)
     if not found:
         return path, targets, None
-    if len(found) > 1 or not found[0].has_labels:
+    if len(found) > 1 or (has_labels and not found[0].has_labels):
         raise _question(root, found)
     first = found[0]
     pairs = () if first.masks is None else (("masks", first.masks),)

@@ -230,16 +230,15 @@ def open_remote_folder(
         if name in folders.get(parent, ()) and not folders[parent][name].st_size:
             del folders[parent][name]
 
-    classes = sorted({folder.partition("/")[0] for folder in folders if folder and has_labels})
+    tops = sorted({folder.partition("/")[0] for folder in folders if folder})
+    classes = tops * has_labels
     source = RemoteSource(SourceKind.CLASS_FOLDERS if classes else SourceKind.FLAT_FOLDER, store)
     source.classes = classes or None
     for path, kind in skipped.items():
         source.leave_out(path, kind)
 
-    if (shards := next((name for name in classes if MANIFEST_NAME in folders.get(name, ())), None)) is not None:
-        raise SourceError(
-            f"{store.url.object(shards)}: is a shard set of feeder, not a class; move it out of the source"
-        )
+    if (shards := next((name for name in tops if MANIFEST_NAME in folders.get(name, ())), None)) is not None:
+        raise SourceError(f"{store.url.object(shards)}: is a shard set of feeder, not a class; move it elsewhere")
 
     labels = {name: label for label, name in enumerate(classes)}
     for folder in sorted(folders, key=lambda folder: folder.split("/")):

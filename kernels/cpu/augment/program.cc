@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 #include <utility>
 
 #include "cpu/augment/kernels.h"
@@ -484,6 +485,7 @@ void Augmenter::add_noise(const double* value) {
 }
 
 void Augmenter::compress(int quality) {
+    if (std::max(height_, width_) > 65500) throw std::invalid_argument("JPEG: a side of more than 65,500 pixels");
     finish_table();
     JpegHeader header;
     Planes planes;
