@@ -193,6 +193,7 @@ void round_floats(const float* values, size_t n, Dtype dtype, void* out) {
 void fill_noise(const Output& out, const double* value) {
     const size_t top = static_cast<size_t>(value[0]), left = static_cast<size_t>(value[1]);
     const size_t height = static_cast<size_t>(value[2]), width = static_cast<size_t>(value[3]);
+    if (width == 0) return;
     const Strides strides(out);
     const size_t bytes = dtype_bytes(out.dtype), all = static_cast<size_t>(out.width);
     std::vector<float> numbers(width + kNumberPadding);
