@@ -39,13 +39,10 @@ class RandomResize(ResizeOp):
     def __init__(
         self, min_size: int, max_size: int, interpolation: object = "bilinear", antialias: bool | None = True
     ) -> None:
-        self._set(
-            min_size=min_size,
-            max_size=max_size,
-            interpolation=check_interpolation(interpolation, antialias),
-        )
         if not (isinstance(min_size, int) and isinstance(max_size, int) and 0 < min_size < max_size):
             raise ArgumentError(f"expected ints 0 < min_size < max_size, got {min_size!r} and {max_size!r}")
+        filter_name = check_interpolation(interpolation, antialias)
+        self._set(min_size=min_size, max_size=max_size, interpolation=filter_name)
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         length = self.min_size + (uniforms(1) * (self.max_size - self.min_size)).astype(np.int64)

@@ -52,13 +52,14 @@ def open_folder(
         SourceError: if the folder, or one below it, can't be listed, or one in it is a shard set; if no image has one
             of the members.
     """
-    if not has_labels:
-        found = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
-        list_tree(found, members)
-        note_members(found, members)
-        _refuse_sets(root, sorted(os.listdir(root)))
-        return found
     try:
+        if not has_labels:
+            _refuse_sets(root, sorted(os.listdir(root)))
+            found = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
+            list_tree(found, members)
+            note_members(found, members)
+            return found
+
         classes = class_names(root, skip_unreadable=skip_unreadable)
         tree = Source(SourceKind.CLASS_FOLDERS, root, skip_unreadable=skip_unreadable)
         tree.classes = classes

@@ -231,7 +231,7 @@ def open_remote_folder(
             del folders[parent][name]
 
     tops = sorted({folder.partition("/")[0] for folder in folders if folder})
-    classes = tops * has_labels
+    classes = tops if has_labels else []
     source = RemoteSource(SourceKind.CLASS_FOLDERS if classes else SourceKind.FLAT_FOLDER, store)
     source.classes = classes or None
     for path, kind in skipped.items():

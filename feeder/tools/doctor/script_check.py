@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from feeder.tools.doctor.finding import Finding, Level
 from feeder.tools.doctor.script_file import ScriptSource, read_source
-from feeder.tools.doctor.script_loops import LOOP_RULES, mistakes
+from feeder.tools.doctor.script_loops import LOOP_RULES, has_backward, is_copy, mistakes
 from feeder.tools.doctor.script_names import Default, Names, arguments_of, text_of
 
 __all__ = ["RULES", "check_script", "check_source"]
@@ -36,7 +36,6 @@ _PREPARING = {"pytorch_lightning", "lightning", "lightning_fabric", "accelerate"
 _IN_MEMORY = {"TensorDataset", "FakeData", "range", "list", "zip"}
 _WRAPPERS = {"Subset", "random_split", "ConcatDataset"}
 _ACCELERATED = re.compile(r"\b(cuda|gpu|xpu|hpu|npu|nccl|local_rank)\b")
-_DEVICE = re.compile(r"device|cuda|gpu|rank", re.IGNORECASE)
 
 
 def check_script(path: str) -> list[Finding]:
@@ -71,7 +70,7 @@ class _Check:
 
         text = ast.unparse(source.tree)
         is_prepared = bool({module.partition(".")[0] for module in self._names.modules} & _PREPARING)
-        self._has_backward = any(map(_is_backward, ast.walk(source.tree)))
+        self._has_backward = has_backward(source.tree)
         self._places_batches = self._has_backward and not is_prepared and bool(_ACCELERATED.search(text))
         self._sets_epochs = is_prepared or "set_epoch" in text
 
@@ -81,7 +80,7 @@ class _Check:
             self._check_call(call)
         if self._places_batches:
             for loop in ast.walk(self._source.tree):
-                if isinstance(loop, ast.For | ast.AsyncFor) and any(map(_is_backward, ast.walk(loop))):
+                if isinstance(loop, ast.For | ast.AsyncFor) and has_backward(loop):
                     self._check_loop(loop)
 
         for rule, node in mistakes(self._source.tree, self._names, _LOADERS):
@@ -207,10 +206,6 @@ class _Check:
                 self._add("blocking-copy", call, why, remedy, what=f"{shown} waits for the copy")
 
 
-def _is_backward(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "backward"
-
-
 def _names_in(target: ast.expr) -> set[str]:
     return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
 
@@ -224,9 +219,7 @@ def _root(node: ast.expr) -> str:
 
 def _is_blocking_copy(call: ast.Call) -> bool:
     """Returns True if a call copies to a device, and whoever calls waits for it."""
-    kind = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    given, _ = arguments_of(call, "device")
-    is_copy = kind == "cuda" or (kind == "to" and "device" in given and _DEVICE.search(ast.unparse(given["device"])))
+    given, _ = arguments_of(call)
     waits = given.get("non_blocking")
     is_asked = waits is not None and not (isinstance(waits, ast.Constant) and waits.value is False)
-    return bool(is_copy) and not is_asked and all(keyword.arg for keyword in call.keywords)
+    return is_copy(call) and not is_asked and all(keyword.arg for keyword in call.keywords)

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from feeder.tools.doctor.script_names import Names, arguments_of, text_of
 
-__all__ = ["LOOP_RULES", "Mistake", "mistakes"]
+__all__ = ["LOOP_RULES", "Mistake", "has_backward", "is_copy", "mistakes"]
+
+_DEVICE = re.compile(r"device|cuda|gpu|rank", re.IGNORECASE)
 
 # By rule: the finding, the reason, and the fix.
 LOOP_RULES = {
@@ -106,7 +108,8 @@ def _steps(node: ast.AST) -> Iterator[ast.AST]:
             yield from _steps(child)
 
 
-def _has_backward(node: ast.AST) -> bool:
+def has_backward(node: ast.AST) -> bool:
+    """Returns whether gradients are computed somewhere in a node."""
     return any(isinstance(each, ast.Attribute) and each.attr == "backward" for each in ast.walk(node))
 
 
@@ -119,7 +122,7 @@ def _trained(nodes: Iterable[ast.AST]) -> set[str]:
 def _loaders_of_epoch(loop: ast.For, names: Names, loaders: set[str]) -> Iterator[ast.Call]:
     """Yields the loaders that a loop over epochs makes alike each time: its inner loop, the only one that trains, has
     the steps."""
-    inner = [each for each in _inside(loop) if isinstance(each, _LOOPS) and _has_backward(each)]
+    inner = [each for each in _inside(loop) if isinstance(each, _LOOPS) and has_backward(each)]
     steps = list(_inside(loop, but=(*_SCOPES, *_LOOPS)))
     changing = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
     changing |= {each.id for each in steps if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
@@ -178,9 +181,14 @@ def _copies(dataset: ast.ClassDef) -> Iterator[ast.Call]:
     """Yields copies of single samples to a GPU."""
     for function in dataset.body:
         if isinstance(function, ast.FunctionDef) and function.name == "__getitem__":
-            for call, _, method in _methods(ast.walk(function)):
-                if method == "cuda" or (method == "to" and re.search("(?i)device|cuda", ast.unparse(call))):
-                    yield call
+            yield from (call for call, _, _ in _methods(ast.walk(function)) if is_copy(call))
+
+
+def is_copy(call: ast.Call) -> bool:
+    """Returns whether a call copies to a device."""
+    kind = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    device = arguments_of(call, "device")[0].get("device")
+    return kind == "cuda" or (kind == "to" and device is not None and bool(_DEVICE.search(ast.unparse(device))))
 
 
 def _called_without_grad(tree: ast.Module) -> set[str]:
@@ -202,7 +210,7 @@ def _evaluations(scope: ast.AST) -> Iterator[ast.Call]:
         return
     models = {text_of(owner) for _, owner, method in _methods(found) if method == "eval"} - {None}
     for loop in found:
-        if isinstance(loop, _LOOPS) and not _has_backward(loop) and "scaler" not in ast.unparse(loop):
+        if isinstance(loop, _LOOPS) and not has_backward(loop) and "scaler" not in ast.unparse(loop):
             calls = [each for each in _inside(loop) if isinstance(each, ast.Call)]
             yield from [call for call in calls if text_of(call.func) in models][:1]
 
