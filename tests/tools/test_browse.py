@@ -26,6 +26,7 @@ from starlette.testclient import TestClient
 import feeder
 from feeder.tools import cli
 from feeder.tools.browse.page_server import make_app
+from feeder.tools.browse.pictures import Overlays
 from feeder.tools.browse.set_view import SampleChoice, SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
@@ -125,12 +126,14 @@ def test_pages_load_nothing_from_elsewhere(page: TestClient) -> None:
         assert all(link.startswith("/") and not link.startswith("//") for link in links)
 
 
-def test_set_at_a_glance(page: TestClient) -> None:
+def test_set_at_a_glance(shards: Path, page: TestClient) -> None:
     text = page.get("/").text
     assert "<dt>samples</dt><dd>30</dd>" in text
-    assert re.findall(r'label=(\d)"><bdi>(class-\d)</bdi></a></td><td>(\d+)', text) == [
-        (str(label), f"class-{label}", "10") for label in range(3)
-    ]
+    dataset = feeder.ShardDataset(shards)
+    for label in range(3):
+        first = dataset.targets.index(label)
+        (card,) = re.findall(rf'<a href="/samples\?label={label}">(.*?)</a>', text)
+        assert re.search(rf'src="/small/{first}".*<bdi class="name">class-{label}</bdi>.*10 samples', card)
 
 
 def test_grid_turns_through_each_sample_once(tmp_path: Path) -> None:
@@ -247,17 +250,85 @@ def test_kinds_of_trouble(tmp_path: Path) -> None:
     text = page.get("/").text
     for kind in ("small", "turned"):
         assert [paths[i] for i in ids(page.get(f"/samples?kind={kind}").text)] == [f"a/{kind}.jpg"]
-        assert f'kind={kind}">1 with' in text
+        assert re.search(rf'kind={kind}">with [^<]*</a></td><td class="number">1<', text)
     assert ids(page.get("/samples?kind=large").text) == []
-    assert "0 of more than 20 megapixels" in text
-    assert "0 without a label" in text
+    assert '<td>of more than 20 megapixels</td><td class="number">0<' in text
+    assert '<td>without a label</td><td class="number">0<' in text
+
+
+def test_filters_hold_together_in_the_order_that_is_chosen(tmp_path: Path) -> None:
+    sizes = {"a": [(80, 60), (300, 60)], "b": [(200, 150), (300, 150), (150, 400)]}  # (width, height)
+    for name, each in sizes.items():
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for seed, (width, height) in enumerate(each):
+            (tmp_path / f"images/{name}/{width}x{height}.jpg").write_bytes(encode(pixels(seed, width, height)))
+    assert cli.main(["shard", str(tmp_path / "images"), "--no-shuffle", "-q"]) == 0
+    page = client(tmp_path / "images-shards")
+    paths = feeder.ShardDataset(tmp_path / "images-shards").column("path")
+
+    def shown(query: str) -> list[str]:
+        answer = page.get(f"/samples?{query}")
+        assert answer.status_code == 200
+        return [Path(paths[i]).stem for i in ids(answer.text)]
+
+    assert shown("order=largest") == ["150x400", "300x150", "200x150", "300x60", "80x60"]
+    assert shown("order=widest&label=1") == ["300x150", "200x150", "150x400"]
+    assert shown("order=tallest&kind=side-128") == ["150x400", "200x150", "300x150"]
+    assert shown("kind=side-0&kind=wide") == ["80x60"]
+    assert shown("kind=panorama&label=1") == ["300x150"]
+    assert shown("ids=0,3,77&label=1") == [Path(paths[3]).stem]
+    assert shown("text=150&order=smallest") == ["200x150", "300x150", "150x400"]
+    counted = re.findall(r'kind=(\S+)">[^<]*</a></td><td class="number">(\d+)<', page.get("/").text)
+    assert {"side-0": "2", "side-128": "3", "wide": "2", "panorama": "2", "tall": "1"}.items() <= dict(counted).items()
+    for wrong in ("order=random", "kind=odd", "ids=1,x"):
+        assert page.get(f"/samples?{wrong}").status_code == 400
+    unsized = client(tmp_path / "images")
+    assert unsized.get("/samples?order=largest").status_code == 400
+    assert 'name="order"' not in unsized.get("/samples").text
+
+
+def test_a_search_finds_names_of_classes(tmp_path: Path) -> None:
+    for number, name in enumerate(["beagle", "tabby", "beagle"]):
+        (tmp_path / f"{number}.jpg").write_bytes(encode(pixels(number, 80, 60)))
+        with (tmp_path / "rows.csv").open("a") as file:
+            file.write(("" if number else "path,class\n") + f"{number}.jpg,{name}\n")
+    command = ["shard", str(tmp_path / "rows.csv"), "--label-column", "class", "--no-shuffle", "-q"]
+    assert cli.main([*command, "--out", str(tmp_path / "set")]) == 0
+    assert ids(client(tmp_path / "set").get("/samples?text=BEAGLE").text) == [0, 2]
+
+
+def test_a_search_finds_captions_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.browse.set_view.CHOSEN", 2)
+    members = [(f"{k}.{end}", data) for k in range(3) for end, data in (("jpg", encode(pixels(k))), ("cls", b"0"))]
+    captions = [("0.txt", b"A Cat, asleep"), ("2.txt", b"no c\xc3\xa4t")]
+    write_tar(tmp_path / "set.tar", sorted(members + captions))
+    assert cli.main(["index", str(tmp_path / "set.tar"), "-q"]) == 0
+    page = client(tmp_path)
+    assert [ids(text) for text in searched(page, "/samples?text=cat")] == [[0]]
+    assert [ids(text) for text in searched(page, "/samples?text=C%C3%84T")] == [[], [2]]
+
+
+def test_the_grid_has_masks_boxes_with_the_names_of_classes_and_keypoints_if_wanted(tmp_path: Path) -> None:
+    points = json.dumps({"keypoints": [[48, 32]]}).encode()
+    page = client(indexed(tmp_path, ("jpg", grey(96, 96)), ("cls", b"0"), ("keypoints.json", points)))
+    assert "?over=1" in page.get("/samples?over=1").text
+    assert "?over=1" not in page.get("/samples").text
+    plain, drawn = (picture(page.get(path).content).astype(int) for path in ("/small/0", "/small/0?over=1"))
+    changed = np.abs(drawn - plain).max(axis=2) > 30
+    assert plain.shape == drawn.shape == (192, 192, 3)
+    assert changed[64, 96]
+    assert not changed[:50].any()
+    boxes = Overlays.of([("boxes.json", b'{"boxes": [[4, 4, 80, 80]], "labels": [1]}')], 1, (96, 96), "stored")
+    image = Image.new("RGB", (96, 96))
+    named, numbered = (np.asarray(boxes.over(image, names)) for names in (["a", "bicycle"], None))
+    assert (named != numbered).any()
 
 
 def test_kinds_that_nothing_tells_are_not_shown(tmp_path: Path) -> None:
     page = client(troubled(tmp_path))  # a folder of images
     text = page.get("/").text
-    assert "0 without a label" in text
-    assert not re.search(r"\d (with an orientation|with a side|of more than)", text)
+    assert '<td>without a label</td><td class="number">0<' in text
+    assert not re.search(r"with an orientation|with a side|of more than", text)
     assert ids(page.get("/samples?kind=small").text) == []
 
 
@@ -266,7 +337,7 @@ def test_labels_and_kinds_of_a_large_set_are_not_counted(tmp_path: Path, monkeyp
     monkeypatch.setattr("feeder.tools.browse.set_view.COUNTED", 2)
     text = client(tmp_path / "images-shards").get("/").text
     assert "not shown of more than 2 samples" in text
-    assert not re.search(r"\d (without a label|with an orientation|with a side|of more than)", text)
+    assert not re.search(r"without a label|with an orientation|with a side|of more than 20", text)
 
 
 def test_targets_that_are_missing_count_as_without_a_label(tmp_path: Path) -> None:
@@ -277,7 +348,7 @@ def test_targets_that_are_missing_count_as_without_a_label(tmp_path: Path) -> No
     command = ["shard", str(tmp_path / "images.csv"), "--target-column", "age", "--no-shuffle", "-q"]
     assert cli.main([*command, "--out", str(tmp_path / "set")]) == 0
     page = client(tmp_path / "set")
-    assert 'kind=unlabelled">1 without a label' in page.get("/").text
+    assert 'kind=unlabelled">without a label</a></td><td class="number">1<' in page.get("/").text
     assert ids(page.get("/samples?kind=unlabelled").text) == [1]
 
 
@@ -318,7 +389,8 @@ def test_sample_has_its_members_as_text_and_its_masks_and_boxes_drawn(tmp_path: 
     changed = np.abs(drawn - plain).max(axis=2) > 30
     assert changed[:, :44].all()
     assert changed[10, 62:88].all()
-    assert not changed[20:40, 66:84].any()
+    assert changed[12:24, 62:72].any()  # the label's number
+    assert not changed[32:48, 66:84].any()
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
@@ -671,7 +743,7 @@ def test_samples_that_were_taken_down_are_marked_in_all_versions(tmp_path: Path)
     assert f"taken down; sample {stand_in} stands in" in page.get("/samples").text
     assert f"taken down; sample {stand_in} stands in" in page.get("/batch?batch_size=9").text
     for each, gone in ((page, [2, 7]), (earlier, [2])):
-        assert f'kind=gone">{len(gone)} that were taken down' in each.get("/").text
+        assert re.search(rf'kind=gone">that were .*>{len(gone)}<', each.get("/").text)
         assert ids(each.get("/samples?kind=gone").text) == gone
 
 

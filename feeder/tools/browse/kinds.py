@@ -1,4 +1,4 @@
-"""The kinds of trouble by which samples are shown, with the words of the page."""
+"""The kinds of samples that the page counts and shows, with its words for them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,86 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KINDS", "is_of_size", "is_unlabelled"]
+__all__ = ["GROUPS", "KINDS", "ORDERS", "fits", "is_unlabelled", "order_of"]
 
 # An index of a set tells them without a look at the images.
-KINDS = {
-    "turned": "with an orientation other than 1",
-    "unlabelled": "without a label",
-    "small": "with a side below 64 pixels",
-    "large": "of more than 20 megapixels",
-    "gone": "that were taken down, in whose places others stand",
+GROUPS = {
+    "To look at": {
+        "turned": "with an orientation other than 1",
+        "unlabelled": "without a label",
+        "small": "with a side below 64 pixels",
+        "large": "of more than 20 megapixels",
+        "gone": "that were taken down, in whose places others stand",
+    },
+    "Shorter side": {
+        "side-0": "below 128 pixels",
+        "side-128": "128 to 255 pixels",
+        "side-256": "256 to 511 pixels",
+        "side-512": "512 to 1,023 pixels",
+        "side-1024": "1,024 pixels and more",
+    },
+    "Shape": {
+        "tall": "taller than 1:2",
+        "upright": "taller than 4:5",
+        "square": "4:5 to 5:4",
+        "wide": "wider than 5:4",
+        "panorama": "wider than 2:1",
+    },
 }
-_SMALL_PX, _LARGE_PX = 64, 20_000_000
+KINDS = {kind: words for group in GROUPS.values() for kind, words in group.items()}
+ORDERS = {
+    "smallest": "smallest first",
+    "largest": "largest first",
+    "tallest": "tallest first",
+    "widest": "widest first",
+}
+_BOUNDS = {  # of a value: at least the one, and below the other
+    "small": (0, 64),
+    "side-0": (0, 128),
+    "side-128": (128, 256),
+    "side-256": (256, 512),
+    "side-512": (512, 1024),
+    "side-1024": (1024, np.inf),
+    "tall": (0, 0.5),
+    "upright": (0.5, 0.8),
+    "square": (0.8, 1.25),
+    "wide": (1.25, 2),
+    "panorama": (2, np.inf),
+}
+_LARGE_PX = 20_000_000
 
 
-def is_of_size(kind: str, orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Returns for each image if it is "turned", "small" or "large", bool [N].
+def fits(kind: str, orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Returns for each image if it is of a kind, bool [N].
 
     Args:
-        kind: One of these.
+        kind: One of :data:`KINDS`, but for "unlabelled" and "gone".
         orientations: uint8 [N], 1-8.
         sizes: Upright (height, width), int32 [N, 2], pixels.
     """
     if kind == "turned":
         return np.asarray(orientations != 1)
-    if kind == "small":
-        return np.asarray(sizes.min(axis=1) < _SMALL_PX)
-    return np.asarray(sizes.prod(axis=1, dtype=np.int64) > _LARGE_PX)
+    if kind == "large":
+        return np.asarray(sizes.prod(axis=1, dtype=np.int64) > _LARGE_PX)
+    value = _aspect(sizes) if kind in GROUPS["Shape"] else sizes.min(axis=1)
+    low, high = _BOUNDS[kind]
+    return np.asarray((low <= value) & (value < high))
+
+
+def order_of(order: str, sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Returns the places of images in one of :data:`ORDERS`, int64 [N]; of equals the first comes first.
+
+    Args:
+        order: Which.
+        sizes: Upright (height, width), int32 [N, 2], pixels.
+    """
+    value = sizes.prod(axis=1, dtype=np.int64) if order in ("smallest", "largest") else _aspect(sizes)
+    return np.argsort(-value if order in ("largest", "widest") else value, kind="stable")
+
+
+def _aspect(sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+    """Returns width by height, float64 [N]."""
+    return np.asarray(sizes[:, 1] / np.maximum(sizes[:, 0], 1))
 
 
 def is_unlabelled(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -9,18 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 from feeder import transforms as T
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS
 from feeder.decoders.decode import decode
-from feeder.decoders.targets.annotations import Annotations, decode_boxes
+from feeder.decoders.targets.annotations import Annotations, decode_boxes, decode_points
 from feeder.decoders.targets.mask import MaskArray, check_mask, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
 from feeder.tools.browse.set_view import SetView
 from feeder.transforms.boxes import Boxes, move_boxes
 from feeder.transforms.moves import upright
+from feeder.transforms.points import move_points
 
 __all__ = ["SMALL_PX", "Overlays", "Pictures", "jpeg", "png"]
 
@@ -30,6 +31,7 @@ _CANVASES = ("stored", "upright")  # as of targets, see feeder.transforms.Mask
 _COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#46f0f0", "#f032e6", "#bcf60c", "#fabebe", "#008080")
 _PALETTE = np.array([[int(color[k : k + 2], 16) for k in (1, 3, 5)] for color in _COLORS], np.uint8)
 _IGNORED = 255  # by convention, of a mask
+_BOXES, _POINTS = "boxes.json", "keypoints.json"
 
 
 class Pictures:
@@ -44,14 +46,24 @@ class Pictures:
         small = T.Compose([T.Resize(SMALL_PX), T.CenterCrop(SMALL_PX)])
         self._small: FeederDataset = view.open(small)
 
-    def small(self, i: int) -> bytes:
-        """Returns a sample's image as a small, square JPEG.
+    @property
+    def has_overlays(self) -> bool:
+        """True if samples may have masks, boxes or keypoints."""
+        return any(map(_is_overlay, self._view.reader.field_names()))
+
+    def small(self, i: int, is_marked: bool = False) -> bytes:
+        """Returns a sample's image as a small, square JPEG; with its masks, boxes and keypoints over it if wanted.
 
         Raises:
             DecodeError: if it can't be decoded.
         """
         with self._view.lock:
-            return jpeg(_pixels(self._small[i][0]), 80)
+            if not is_marked:
+                return jpeg(_pixels(self._small[i][0]), 80)
+            image = self.overlays(i).over(
+                Image.fromarray(_pixels(self._view.dataset[i][0])), self._view.dataset.classes
+            )
+        return jpeg(np.asarray(ImageOps.fit(image, (SMALL_PX, SMALL_PX))), 80)
 
     def whole(self, i: int, canvas: str = "") -> bytes:
         """Returns a sample's image as a JPEG, upright, at most 1,600 pixels wide and high.
@@ -68,7 +80,7 @@ class Pictures:
             pixels = _pixels(self._view.dataset[i][0])
         image = Image.fromarray(pixels)
         if canvas:
-            image = self._overlays(i, (image.height, image.width), canvas).over(image)
+            image = self._overlays(i, (image.height, image.width), canvas).over(image, self._view.dataset.classes)
         image.thumbnail((_SHOWN_PX, _SHOWN_PX))
         return jpeg(np.asarray(image), 90)
 
@@ -164,38 +176,65 @@ class Overlays(NamedTuple):
         turn, given = (orientation, stored) if canvas == "stored" else (1, size)
         for name, data in members:
             try:
-                if name.endswith(".json"):
+                moves = upright(turn, given)
+                if name.endswith(_BOXES):
                     boxes = decode_boxes(data)
-                    moved, _ = move_boxes(Boxes(boxes.values), upright(turn, given))
-                    found.drawn[name] = boxes._replace(values=moved.values)
+                    found.drawn[name] = boxes._replace(values=move_boxes(Boxes(boxes.values), moves)[0].values)
+                elif name.endswith(_POINTS):
+                    points = decode_points(data)
+                    found.drawn[name] = points._replace(values=move_points(points.values, moves)[0])
                 else:
                     check_mask(data, [given])
-                    found.drawn[name] = move_mask(decode_mask(data, "int32"), 0, upright(turn, given))
+                    found.drawn[name] = move_mask(decode_mask(data, "int32"), 0, moves)
             except DecodeError as error:
                 found.refused[name] = error.reason
         return found
 
-    def over(self, image: Image.Image) -> Image.Image:
-        """Returns the image, which is upright, with all of them over it."""
-        for value in self.drawn.values():
-            image = _with_boxes(image, value) if isinstance(value, Annotations) else _with_mask(image, value)
+    def over(self, image: Image.Image, classes: list[str] | None = None) -> Image.Image:
+        """Returns the image, which is upright, with all of them over it.
+
+        Args:
+            image: The image.
+            classes: Names of the classes of boxes, by their labels; None: their numbers are drawn.
+        """
+        for name, value in self.drawn.items():
+            if not isinstance(value, Annotations):
+                image = _with_mask(image, value)
+            elif name.endswith(_BOXES):
+                image = _with_boxes(image, value, classes or [])
+            else:
+                image = _with_points(image, value)
         return image
 
 
 def _is_overlay(name: str) -> bool:
     """Returns True for the name of a member that may be a mask or boxes."""
-    return name.endswith(("boxes.json", ".png"))
+    return name.endswith((_BOXES, _POINTS, ".png"))
 
 
-def _with_boxes(image: Image.Image, boxes: Annotations) -> Image.Image:
+def _with_boxes(image: Image.Image, boxes: Annotations, classes: list[str]) -> Image.Image:
     drawn = image.copy()
-    pen = ImageDraw.Draw(drawn)
-    labels = boxes.rest.get("labels", np.zeros(len(boxes.values), np.int64))
+    pen, width = ImageDraw.Draw(drawn), max(2, image.width // 300)
+    labels = boxes.rest.get("labels")
+    numbers = [0] * len(boxes.values) if labels is None else labels.tolist()
     corners = boxes.values.reshape(-1, 2, 2).clip(-1, image.size)
-    for ((left, top), (right, bottom)), label in zip(corners.tolist(), labels.tolist(), strict=True):
+    for ((left, top), (right, bottom)), label in zip(corners.tolist(), numbers, strict=True):
         if left < right and top < bottom:
             color = _COLORS[label % len(_COLORS)]
-            pen.rectangle((left, top, right, bottom), outline=color, width=max(2, image.width // 300))
+            pen.rectangle((left, top, right, bottom), outline=color, width=width)
+            if labels is not None:
+                name = classes[label] if 0 <= label < len(classes) else str(label)
+                place = (max(left, 0) + 2 * width, max(top, 0) + width)
+                pen.text(place, name, "white", font_size=12 + image.width // 50, stroke_width=width, stroke_fill=color)
+    return drawn
+
+
+def _with_points(image: Image.Image, points: Annotations) -> Image.Image:
+    drawn = image.copy()
+    pen, radius = ImageDraw.Draw(drawn), max(2, image.width // 200)
+    for number, group in enumerate(points.values.clip(-radius, [side + radius for side in image.size])):
+        for point in group.reshape(-1, 2).tolist():
+            pen.circle(point, radius, _COLORS[number % len(_COLORS)], "white")
     return drawn
 
 

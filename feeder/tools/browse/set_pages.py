@@ -12,10 +12,10 @@ from starlette.routing import Route
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
 from feeder.order.random import check_range
-from feeder.tools.browse.kinds import KINDS
+from feeder.tools.browse.kinds import GROUPS, ORDERS
 from feeder.tools.browse.pictures import Pictures, png
 from feeder.tools.browse.renderer import Renderer
-from feeder.tools.browse.set_view import SampleChoice, SetView
+from feeder.tools.browse.set_view import ClassRow, SampleChoice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
 
 __all__ = ["CLASSES_AT_ONCE", "ROWS_AT_ONCE", "SetPages"]
@@ -23,7 +23,9 @@ __all__ = ["CLASSES_AT_ONCE", "ROWS_AT_ONCE", "SetPages"]
 ROWS_AT_ONCE = 60
 _EPOCHS = 8  # of which crops are shown
 _EPOCHS_OF_A_RUN = 1 << 32
-CLASSES_AT_ONCE = 500
+CLASSES_AT_ONCE = 120
+_CLASSES_AT_A_GLANCE = 24
+_CLASSES_TO_CHOOSE = 1000  # of more, the page of classes leads to one
 _MOST_BATCH = 1024
 _NO_PICTURE = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="192" height="192"><rect width="192" height="192" fill="#888"/>'
@@ -74,19 +76,24 @@ class SetPages:
 
     def set(self, request: Request) -> Response:
         view = self._view
-        kinds = [(kind, KINDS[kind], number) for kind, number in view.kinds.items()]
+        counted = {
+            name: [(kind, words, view.kinds[kind]) for kind, words in group.items() if kind in view.kinds]
+            for name, group in GROUPS.items()
+        }
         return self._renderer.page(
             "set.html",
             facts=view.facts,
-            classes=view.classes[:CLASSES_AT_ONCE],
-            more_classes=max(0, len(view.classes) - CLASSES_AT_ONCE),
-            kinds=kinds,
+            groups={name: rows for name, rows in counted.items() if rows},
+            problems=next(iter(GROUPS)),
+            classes=view.classes[:_CLASSES_AT_A_GLANCE],
+            number=len(view.classes),
+            most=_most(view.classes),
         )
 
     def classes(self, request: Request) -> Response:
         """Classes by their names or numbers, some hundred a page."""
         text = request.query_params.get("text", "").strip()
-        found = [each for each in self._view.classes if text.lower() in each[1].lower() or text == str(each[0])]
+        found = [each for each in self._view.classes if text.lower() in each.name.lower() or text == str(each.label)]
         first = _number(request, "first")
         return self._renderer.page(
             "classes.html",
@@ -95,27 +102,35 @@ class SetPages:
             text=text,
             first=first,
             step=CLASSES_AT_ONCE,
+            most=_most(self._view.classes),
         )
 
     def samples(self, request: Request) -> Response:
-        label = request.query_params.get("label", "")
+        query, view = request.query_params, self._view
         choice = SampleChoice(
-            _number(request, "label") if label else None,
-            request.query_params.get("text", "").strip(),
-            request.query_params.get("kind", ""),
+            _number(request, "label") if query.get("label") else None,
+            query.get("text", "").strip(),
+            tuple(filter(None, query.getlist("kind"))),
+            tuple(_as_number("ids", each) for each in query.get("ids", "").split(",") if each),
+            query.get("order", ""),
         )
         first = _number(request, "first")
-        rows, following = self._view.rows(choice, first, ROWS_AT_ONCE)
+        rows, following = view.rows(choice, first, ROWS_AT_ONCE)
         return self._renderer.page(
             "samples.html",
             rows=rows,
             following=following,
             first=first,
-            previous=None if choice.text else self._view.previous(choice, first, ROWS_AT_ONCE),
+            previous=max(0, first - ROWS_AT_ONCE) if first and not choice.text else None,
             choice=choice,
-            kinds=KINDS,
-            class_name="" if choice.label is None else self._view.class_name(choice.label),
+            number=len(view.chosen(choice._replace(text=""))),
+            groups={name: group for name, group in GROUPS.items() if view.kinds.keys() & group.keys()},
+            orders=ORDERS if "small" in view.kinds else {},
+            classes=view.classes if len(view.classes) <= _CLASSES_TO_CHOOSE else [],
+            class_name="" if choice.label is None else view.class_name(choice.label),
             searched=following if len(rows) < ROWS_AT_ONCE else None,
+            has_overlays=self._pictures.has_overlays,
+            is_marked="over" in query,
         )
 
     def sample(self, request: Request) -> Response:
@@ -138,6 +153,7 @@ class SetPages:
             epochs=range(first, min(first + _EPOCHS, _EPOCHS_OF_A_RUN)),
             recipe=str(self._training.recipe),
             is_mixed=self._training.is_mixed,
+            is_saved=self._training.state is not None,
         )
 
     def batch(self, request: Request) -> Response:
@@ -162,7 +178,7 @@ class SetPages:
         )
 
     def small(self, request: Request) -> Response:
-        return _picture(lambda: self._pictures.small(self._id(request)))
+        return _picture(lambda: self._pictures.small(self._id(request), "over" in request.query_params))
 
     def whole(self, request: Request) -> Response:
         canvas = request.query_params.get("over", "")
@@ -205,6 +221,11 @@ class SetPages:
         return i
 
 
+def _most(classes: list[ClassRow]) -> int:
+    """Returns the number of samples of the class that has most."""
+    return max((each.number for each in classes), default=0)
+
+
 def _draws(request: Request, default: Step) -> tuple[int, int]:
     """Returns the seed and the epoch of the query.
 
@@ -223,7 +244,10 @@ def _number(request: Request, name: str, default: int = 0) -> int:
     Raises:
         ArgumentError: if it is none, or negative.
     """
-    text = request.query_params.get(name) or str(default)
+    return _as_number(name, request.query_params.get(name) or str(default))
+
+
+def _as_number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
         raise ArgumentError(f"{name} must be a number of 0 or more, got {text!r}")
     return int(text)

@@ -21,15 +21,17 @@ from feeder.dataset.taken_down import all_taken_down, stand_in
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.set_index import SetIndex
-from feeder.tools.browse.kinds import KINDS, is_of_size, is_unlabelled
+from feeder.tools.browse.kinds import KINDS, ORDERS, fits, is_unlabelled, order_of
 from feeder.tools.presets import open_dataset
 
-__all__ = ["CHOSEN", "COUNTED", "SEARCHED", "Row", "SampleChoice", "SetView", "ShownMember"]
+__all__ = ["CHOSEN", "COUNTED", "SEARCHED", "ClassRow", "Row", "SampleChoice", "SetView", "ShownMember"]
 
 _SHOWN_CHARS = 20_000
 SEARCHED = 200_000  # samples a page: then the user searches on
-CHOSEN = 20_000  # samples of a class or a kind a request, whose names are read one by one
+CHOSEN = 20_000  # samples a page whose names, or captions, are read one by one
 _NAMES_AT_ONCE = 4096  # a tenth of the time that one by one take
+_CHOICES = 8  # that are kept
+_CAPTION = "txt"
 _AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
 COUNTED = 5_000_000  # samples: of a larger set labels and sizes are not read
 _LIST_OF_NUMBERS = re.compile(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]")  # of indented JSON, whose texts have no newline
@@ -37,17 +39,30 @@ _NUMBERS = ("index", "key", "orientation", "path", "row", "width", "height")
 
 
 class SampleChoice(NamedTuple):
-    """The samples that a page of the grid is of.
+    """The samples that a page of the grid is of: those for which all of this holds.
 
     Attributes:
         label: A label; None for all.
-        text: Text in key or path, in any case; empty for all.
-        kind: One of :data:`KINDS` of :mod:`feeder.tools.browse.kinds`; empty for all.
+        text: Text in the name of the class, key, path or caption, in any case; empty for all.
+        kinds: Some of :data:`KINDS` of :mod:`feeder.tools.browse.kinds`.
+        ids: Ids; empty for all.
+        order: One of :data:`ORDERS` of :mod:`feeder.tools.browse.kinds`; empty for that of the set.
     """
 
     label: int | None = None
     text: str = ""
-    kind: str = ""
+    kinds: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()
+    order: str = ""
+
+
+class ClassRow(NamedTuple):
+    """A class of a set: its label and name, the number of its samples, and the id of the first one; -1 without any."""
+
+    label: int
+    name: str
+    number: int
+    first: int
 
 
 class Row(NamedTuple):
@@ -99,6 +114,7 @@ class SetView:
         self.dataset = self.open(None)
         self.reader: Any = self.dataset.reader
         self.lock = threading.RLock()
+        self.chosen = functools.lru_cache(_CHOICES)(self._choose)
 
     def open(self, transform: Any) -> FeederDataset:
         """Opens the set once more, with a recipe."""
@@ -128,12 +144,19 @@ class SetView:
         return "" if label < 0 else names[label] if label < len(names) else str(label)
 
     @functools.cached_property
-    def classes(self) -> list[tuple[int, str, int]]:
-        """Label, name and number of samples of each class; empty for a set with targets."""
-        if self.labels.dtype != np.int64 or len(self) > COUNTED:
+    def classes(self) -> list[ClassRow]:
+        """The classes; empty for a set with targets."""
+        labels = self.labels
+        if labels.dtype != np.int64 or len(self) > COUNTED:
             return []
-        counts = np.bincount(self.labels[self.labels >= 0], minlength=len(self.dataset.classes or []))
-        return [(label, self.class_name(label), int(number)) for label, number in enumerate(counts)]
+        counts = np.bincount(labels[labels >= 0], minlength=len(self.dataset.classes or []))
+        firsts = np.full(len(counts), -1)
+        labelled = np.flatnonzero(labels >= 0)[::-1]
+        firsts[labels[labelled]] = labelled  # of several the last that is written: the first sample
+        return [
+            ClassRow(label, self.class_name(label), number, first)
+            for label, (number, first) in enumerate(zip(counts.tolist(), firsts.tolist(), strict=True))
+        ]
 
     @functools.cached_property
     def facts(self) -> dict[str, str]:
@@ -184,71 +207,78 @@ class SetView:
         if not isinstance(self.reader, ShardReader):
             return None
         orientations, sizes = self._stored
-        return np.flatnonzero(is_of_size(kind, orientations, sizes))
+        return np.flatnonzero(fits(kind, orientations, sizes))
 
     def rows(self, choice: SampleChoice, first: int, most: int) -> tuple[list[Row], int | None]:
-        """Returns samples for the grid, and the id from which to go on; None at the end.
+        """Returns samples for the grid, and the place from which to go on; None at the end.
 
         Args:
             choice: Which.
-            first: Id to begin at.
+            first: Place among those that are chosen, but for the text, to begin at.
             most: Number of samples.
 
         Raises:
-            ArgumentError: for a kind that there is not.
+            ArgumentError: for a choice that the set can't make.
         """
-        chosen = self._chosen(choice)
+        chosen = self.chosen(choice._replace(text=""))
         if not choice.text:
-            ids = range(first, len(self)) if chosen is None else chosen[np.searchsorted(chosen, first) :]
-            following = int(ids[most]) if len(ids) > most else None
-            return [self.row(int(i)) for i in ids[:most]], following
+            following = first + most if first + most < len(chosen) else None
+            return [self.row(int(i)) for i in chosen[first : first + most]], following
+
         wanted, found = choice.text.lower(), list[Row]()
-        named, following = self._named(chosen, first)
-        for i, key, path in named:
-            if wanted in key.lower() or wanted in path.lower():
+        labels = [each.label for each in self.classes if wanted in each.name.lower()]
+        is_of_class = np.isin(self.labels, labels) if labels else None
+        has_captions = _CAPTION in self.reader.field_names()
+        end = min(first + (SEARCHED if isinstance(chosen, range) and not has_captions else CHOSEN), len(chosen))
+        for place, (i, key, path) in enumerate(self._named(chosen[first:end]), first):
+            if (
+                wanted in key.lower()
+                or wanted in path.lower()
+                or (is_of_class is not None and is_of_class[i])
+                or (has_captions and wanted in self._caption(i).lower())
+            ):
                 if len(found) == most:
-                    return found, i
+                    return found, place
                 found.append(self._row(i, key, path))
-        return found, following
+        return found, end if end < len(chosen) else None
 
-    def previous(self, choice: SampleChoice, first: int, most: int) -> int | None:
-        """Returns the id at which the page before one begins; None for the first page.
-
-        Args:
-            choice: Which samples, without a text: where pages of a search begin only the searches before tell.
-            first: Id at which the page begins.
-            most: Number of samples of a page.
-        """
-        chosen = self._chosen(choice)
-        before = min(first, len(self)) if chosen is None else int(np.searchsorted(chosen, first))
-        if before <= most:
-            return 0 if before else None
-        return before - most if chosen is None else int(chosen[before - most])
-
-    def _chosen(self, choice: SampleChoice) -> npt.NDArray[np.int64] | None:
-        """Returns the samples of a label and a kind, sorted; None for all."""
-        if choice.kind and choice.kind not in KINDS:
-            raise ArgumentError(f"kind must be one of {', '.join(KINDS)}, got {choice.kind!r}")
-        if choice.label is None and not choice.kind:
-            return None
+    def _choose(self, choice: SampleChoice) -> range | npt.NDArray[np.int64]:
+        """Returns the ids of a choice without a text, in its order."""
+        for name, value, known in (
+            *(("kind", kind, KINDS) for kind in choice.kinds),
+            *(("order", order, ORDERS) for order in filter(None, [choice.order])),
+        ):
+            if value not in known:
+                raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if choice.label is not None and self.labels.dtype != np.int64:
             raise ArgumentError("this set has numbers as targets, and no classes to choose by")
-        if not choice.kind:
-            return np.flatnonzero(self.labels == choice.label)
-        found = self._known(choice.kind)
-        found = np.zeros(0, np.int64) if found is None else found
-        return found if choice.label is None else found[self.labels[found] == choice.label]
 
-    def _named(
-        self, chosen: npt.NDArray[np.int64] | None, first: int
-    ) -> tuple[Iterator[tuple[int, str, str]], int | None]:
-        """Returns the names of the samples of one request of a search, and the id from which the next one goes on."""
-        if chosen is None:
-            end = min(first + SEARCHED, len(self))
-            return _names_of(self.reader, first, end, self.lock), end if end < len(self) else None
-        ids = chosen[np.searchsorted(chosen, first) :]
-        following = int(ids[CHOSEN]) if len(ids) > CHOSEN else None
-        return ((i, *self._names(i)) for i in ids[:CHOSEN].tolist()), following
+        parts = [np.array([i for i in choice.ids if i < len(self)], np.int64)] if choice.ids else []
+        for kind in choice.kinds:
+            known_ids = self._known(kind)
+            parts.append(np.zeros(0, np.int64) if known_ids is None else known_ids)
+        if choice.label is not None:
+            parts.append(np.flatnonzero(self.labels == choice.label))
+        if not parts and not choice.order:
+            return range(len(self))
+        found = functools.reduce(np.intersect1d, parts) if parts else np.arange(len(self))
+        if choice.order:
+            sizes = self._stored[1]
+            if not len(sizes):
+                raise ArgumentError("the sizes of this set's images are not in an index, so it can't be sorted by them")
+            found = found[order_of(choice.order, sizes[found])]
+        return found
+
+    def _named(self, ids: range | npt.NDArray[np.int64]) -> Iterator[tuple[int, str, str]]:
+        """Yields id, key and path of samples."""
+        if isinstance(ids, range):
+            return _names_of(self.reader, ids.start, ids.stop, self.lock)
+        return ((i, *self._names(i)) for i in ids.tolist())
+
+    def _caption(self, i: int) -> str:
+        with contextlib.suppress(DecodeError), self.lock:
+            return bytes(self.reader.member(i, _CAPTION) or b"").decode("utf-8", "replace")
+        return ""
 
     def row(self, i: int) -> Row:
         """Returns a sample's names, and the one that stands in its place."""

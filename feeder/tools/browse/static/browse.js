@@ -1,7 +1,7 @@
 // Keys: left and right turn pages, / goes to the search.
 "use strict";
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
   const rel = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
   const link = rel && document.querySelector(`a[rel=${rel}]`);
   if (link) link.click();
@@ -10,3 +10,65 @@ document.addEventListener("keydown", (event) => {
     document.querySelector("input[type=search]").focus();
   }
 });
+
+// Ticked samples: lists of id and key by name, which this browser keeps for each set; nothing is sent.
+const bar = document.querySelector(".ticked");
+if (bar) {
+  const place = `feeder ${bar.dataset.set}`;
+  const lists = JSON.parse(localStorage.getItem(place) || "{}");
+  const boxes = [...document.querySelectorAll("[data-id]")];
+  const list = () => (lists[bar.tag.value] ??= {});
+  let last = null;
+
+  const show = () => {
+    const number = Object.keys(list()).length;
+    bar.querySelector("output").value = `${number.toLocaleString("en")} sample${number === 1 ? "" : "s"}`;
+    for (const name of ["show", "keys", "ids", "save", "clear"]) bar[name].disabled = !number;
+    for (const box of boxes) box.checked = box.dataset.id in list();
+    document.querySelector("#tags").replaceChildren(...Object.keys(lists).map((name) => new Option(name)));
+  };
+  const keep = () => {
+    for (const name in lists) if (!Object.keys(lists[name]).length) delete lists[name];
+    localStorage.setItem(place, JSON.stringify(lists));
+    localStorage.setItem(`${place} list`, bar.tag.value);
+    show();
+  };
+
+  boxes.forEach((box, number) => {
+    box.hidden = false;
+    box.addEventListener("click", (event) => {
+      const from = event.shiftKey && last !== null ? last : number;  // with shift: all from the last one to this
+      for (const each of boxes.slice(Math.min(from, number), Math.max(from, number) + 1)) {
+        if (box.checked) list()[each.dataset.id] = each.dataset.key;
+        else delete list()[each.dataset.id];
+      }
+      last = number;
+      keep();
+    });
+  });
+
+  bar.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const ids = Object.keys(list()), keys = Object.values(list());
+    const act = {
+      show: () => location.assign(`/samples?ids=${ids.join(",")}`),
+      keys: () => navigator.clipboard.writeText(keys.join("\n")),
+      ids: () => navigator.clipboard.writeText(`[${ids.join(", ")}]`),
+      save: () => {
+        const link = document.createElement("a");
+        link.href = URL.createObjectURL(new Blob([keys.map((key) => `${key}\n`).join("")]));
+        link.download = `${bar.tag.value}.txt`;
+        link.click();
+      },
+      clear: () => {
+        delete lists[bar.tag.value];
+        keep();
+      },
+    }[event.submitter?.name];
+    if (act) act();
+  });
+  bar.tag.value = localStorage.getItem(`${place} list`) || "ticked";
+  bar.tag.addEventListener("change", keep);
+  bar.hidden = false;
+  show();
+}
