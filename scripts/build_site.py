@@ -25,6 +25,7 @@ _COPIED = (
     "docs/*.md",
     "docs/*/*.md",
     "docs/*/*.svg",
+    "docs/*/*.jpg",
     "*/README.md",
 )
 _COPIED += ("bench/results/*.*", "bench/results/gpu/*")

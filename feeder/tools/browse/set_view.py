@@ -27,7 +27,7 @@ from feeder.tools.presets import open_dataset
 __all__ = ["CHOSEN", "COUNTED", "SEARCHED", "ClassRow", "Row", "SampleChoice", "SetView", "ShownMember"]
 
 _SHOWN_CHARS = 20_000
-SEARCHED = 200_000  # samples a page: then the user searches on
+SEARCHED = 100_000  # samples a page: then the user searches on
 CHOSEN = 20_000  # samples a page whose names, or captions, are read one by one
 _NAMES_AT_ONCE = 4096  # a tenth of the time that one by one take
 _CHOICES = 8  # that are kept
@@ -192,22 +192,24 @@ class SetView:
     @functools.cached_property
     def kinds(self) -> dict[str, int]:
         """Number of samples of those of :data:`KINDS` that the set's index or folder tells."""
-        found = {kind: len(known) for kind in KINDS if (known := self._known(kind)) is not None}
+        found = {kind: int(known.sum()) for kind in KINDS if (known := self._known(kind)) is not None}
         return {kind: number for kind, number in found.items() if number or kind != "gone"}
 
-    def _known(self, kind: str) -> npt.NDArray[np.int64] | None:
-        """Returns the samples of one of :data:`KINDS`; None if the set's index or folder does not tell them."""
+    def _known(self, kind: str) -> npt.NDArray[np.bool_] | None:
+        """Returns for each sample if it is of one of :data:`KINDS`; None if the set's index or folder does not tell."""
         if kind == "gone":
             with self.lock:
-                return all_taken_down(self.reader)
+                gone = all_taken_down(self.reader)
+            is_gone = np.zeros(len(self), bool)
+            is_gone[gone] = True
+            return is_gone
         if len(self) > COUNTED:
             return None
         if kind == "unlabelled":
-            return np.flatnonzero(is_unlabelled(self.labels))
+            return is_unlabelled(self.labels)
         if not isinstance(self.reader, ShardReader):
             return None
-        orientations, sizes = self._stored
-        return np.flatnonzero(fits(kind, orientations, sizes))
+        return fits(kind, *self._stored)
 
     def rows(self, choice: SampleChoice, first: int, most: int) -> tuple[list[Row], int | None]:
         """Returns samples for the grid, and the place from which to go on; None at the end.
@@ -244,24 +246,25 @@ class SetView:
 
     def _choose(self, choice: SampleChoice) -> range | npt.NDArray[np.int64]:
         """Returns the ids of a choice without a text, in its order."""
-        for name, value, known in (
+        for name, value, names in (
             *(("kind", kind, KINDS) for kind in choice.kinds),
             *(("order", order, ORDERS) for order in filter(None, [choice.order])),
         ):
-            if value not in known:
-                raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+            if value not in names:
+                raise ArgumentError(f"{name} must be one of {', '.join(names)}, got {value!r}")
         if choice.label is not None and self.labels.dtype != np.int64:
             raise ArgumentError("this set has numbers as targets, and no classes to choose by")
 
-        parts = [np.array([i for i in choice.ids if i < len(self)], np.int64)] if choice.ids else []
-        for kind in choice.kinds:
-            known_ids = self._known(kind)
-            parts.append(np.zeros(0, np.int64) if known_ids is None else known_ids)
-        if choice.label is not None:
-            parts.append(np.flatnonzero(self.labels == choice.label))
-        if not parts and not choice.order:
+        if not (choice.kinds or choice.ids or choice.order) and choice.label is None:
             return range(len(self))
-        found = functools.reduce(np.intersect1d, parts) if parts else np.arange(len(self))
+        is_chosen = np.full(len(self), not choice.ids)
+        is_chosen[[i for i in choice.ids if i < len(self)]] = True
+        for kind in choice.kinds:
+            known = self._known(kind)
+            is_chosen &= False if known is None else known
+        if choice.label is not None:
+            is_chosen &= self.labels == choice.label
+        found = np.flatnonzero(is_chosen)
         if choice.order:
             sizes = self._stored[1]
             if not len(sizes):
