@@ -46,7 +46,7 @@ from feeder.decoders.registry import dali_is_installed
 from feeder.tools.bench.result_file import interleave, machine, save, spread
 from feeder.tools.terminal import table
 
-__all__ = ["Key", "better", "main", "markdown", "missing", "take_turns"]
+__all__ = ["Key", "better", "main", "markdown", "missing", "overview", "take_turns"]
 
 _ONE = "pip install --no-deps --target {folder}/{name}"
 INSTALL = {
@@ -72,6 +72,7 @@ GOALS = {
     ("lambda", "seekable"): (None, 0.85),
 }
 BASE = "nothing"
+_SHOWN = (BASE, "jitter", "randaugment", "trivialaugment", "autoaugment", "simclr")  # in README
 _TRIALS = 2  # of each number of workers
 OURS = tuple(name for name in RIVALS if name.startswith("feeder, "))
 _MOST_APART = 0.25  # of the means of contestants' first batches, in deviations of the pixels
@@ -212,6 +213,20 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def overview(results: dict[str, Any]) -> str:
+    """Returns the table of README: images per CPU-second of feeder, and of the best of DALI and of torchvision."""
+    lines = ["| RandomResizedCrop(224), flip, normalize and | packed | seekable | your files | DALI | torchvision |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for recipe, label in RECIPES.items():
+        rates = results[recipe]["images_per_cpu_s"] if recipe in _SHOWN and recipe in results else {}
+        cells = [rates[name]["median"] for name in reversed(OURS) if name in rates]
+        for rival in ("DALI", "torchvision"):
+            cells += [max(rate["median"] for name, rate in rates.items() if name.startswith(rival))] if rates else []
+        if cells:
+            lines.append(f"| {label} | {' | '.join(f'{cell:,.0f}' for cell in cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     smoke: dict[str, Any] = {"only": "erasing", "workers": "0", "core": min(os.sched_getaffinity(0)), "repeats": 1}
     smoke |= {"seconds": 0.01, "image_size": 32, "batch_size": 4}
@@ -257,7 +272,7 @@ def main() -> None:
         before = json.loads(Path(options.json).read_text())
         results = {recipe: before[recipe] for recipe in RECIPES if recipe in before} | results
         versions = before["rivals"] | versions
-    print(markdown(results))
+    print(markdown(results), overview(results), sep="\n\n")
     for line in missed(results):
         print(f"missed: {line}")
     result = {**results, "rivals": versions, "without": sorted(without), "goals_missed": missed(results)}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bench import decode, decode_builds, ladder, service_plan, standin, tasks
+from bench import decode, decode_builds, ladder, recipes, service_plan, standin, tasks
 from bench.gpu import tables as gpu_tables
 from bench.make_images import make_images
 from feeder.shard.store.store import TIMEOUT_S
@@ -351,6 +351,13 @@ def test_the_committed_way_to_a_trained_epoch_takes_less_than_three_minutes() ->
 
 def test_the_committed_first_page_of_a_million_samples_takes_less_than_half_a_second() -> None:
     assert committed("browse")["seconds"]["1000000"]["first page"]["max"] < 0.5
+
+
+def test_the_tables_of_recipes_are_those_of_the_committed_result() -> None:
+    found = committed("recipes")
+    for file, table in (("docs/performance.md", recipes.markdown(found)), ("README.md", recipes.overview(found))):
+        assert f"<!-- table: python -m bench.recipes -->\n\n{table}\n\n<!-- end -->" in (ROOT / file).read_text()
+    assert found.keys() >= recipes.RECIPES.keys()
 
 
 def test_the_committed_bytes_from_a_store_are_those_that_were_not_kept() -> None:
