@@ -26,11 +26,11 @@ struct BlurTaps {
 struct AugmentKernels {
     void (*look_up)(const uint8_t* samples, size_t n, const uint8_t* table, uint8_t* out);
 
-    // Sum of the gray of all n pixels after a table.
+    // Sum of the gray of all n pixels after a table; null for none.
     uint64_t (*gray_sum)(const uint8_t* const rgb[3], size_t n, const uint8_t* table);
     void (*grayscale)(uint8_t* const rgb[3], size_t n);
 
-    // A table, then gray + factor * (pixel - gray). The factor is 0 to kMostFactor.
+    // A table, null for none, then gray + factor * (pixel - gray). The factor is 0 to kMostFactor.
     void (*saturate)(uint8_t* const rgb[3], size_t n, const uint8_t* table, float factor);
     void (*shift_hue)(uint8_t* const rgb[3], size_t n, int shift);
     void (*sharpen)(const uint8_t* samples, int height, int width, float factor, uint8_t* out);

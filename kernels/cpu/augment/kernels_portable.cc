@@ -23,9 +23,15 @@ void look_up(const uint8_t* samples, size_t n, const uint8_t* table, uint8_t* ou
     for (size_t i = 0; i < n; ++i) out[i] = table[samples[i]];
 }
 
+struct Values {
+    const uint8_t* table;
+    uint8_t operator()(uint8_t x) const { return table ? table[x] : x; }
+};
+
 uint64_t gray_sum(const uint8_t* const rgb[3], size_t n, const uint8_t* table) {
+    const Values values{table};
     uint64_t sum = 0;
-    for (size_t i = 0; i < n; ++i) sum += gray_of(table[rgb[0][i]], table[rgb[1][i]], table[rgb[2][i]]);
+    for (size_t i = 0; i < n; ++i) sum += gray_of(values(rgb[0][i]), values(rgb[1][i]), values(rgb[2][i]));
     return sum;
 }
 
@@ -36,8 +42,9 @@ void grayscale(uint8_t* const rgb[3], size_t n) {
 }
 
 void saturate(uint8_t* const rgb[3], size_t n, const uint8_t* table, float factor) {
+    const Values values{table};
     for (size_t i = 0; i < n; ++i) {
-        const uint8_t r = table[rgb[0][i]], g = table[rgb[1][i]], b = table[rgb[2][i]];
+        const uint8_t r = values(rgb[0][i]), g = values(rgb[1][i]), b = values(rgb[2][i]);
         const uint8_t gray = gray_of(r, g, b);
         rgb[0][i] = blend(gray, r, factor);
         rgb[1][i] = blend(gray, g, factor);

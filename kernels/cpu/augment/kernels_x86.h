@@ -86,6 +86,10 @@ struct Table {
 };
 #endif
 
+struct NoTable {
+    V operator()(V x) const { return x; }
+};
+
 // n samples, from and to memory with padding.
 void look_up(const uint8_t* samples, size_t n, const uint8_t* table, uint8_t* out) {
     const Table values(table);
@@ -107,8 +111,8 @@ inline V gray_of(V r, V g, V b) {
     return FEEDER_MM(packus_epi16)(low, high);
 }
 
-uint64_t gray_sum(const uint8_t* const rgb[3], size_t n, const uint8_t* table) {
-    const Table values(table);
+template <typename Values>
+inline uint64_t gray_sum_of(const uint8_t* const rgb[3], size_t n, const Values& values) {
     alignas(64) uint64_t lanes[kBytes / 8];
     V sum = zero();
     const size_t whole = n / kBytes * kBytes;
@@ -126,6 +130,10 @@ uint64_t gray_sum(const uint8_t* const rgb[3], size_t n, const uint8_t* table) {
     uint64_t total = 0;
     for (const uint64_t lane : lanes) total += lane;
     return total;
+}
+
+uint64_t gray_sum(const uint8_t* const rgb[3], size_t n, const uint8_t* table) {
+    return table ? gray_sum_of(rgb, n, Table(table)) : gray_sum_of(rgb, n, NoTable());
 }
 
 void grayscale(uint8_t* const rgb[3], size_t n) {
@@ -211,8 +219,8 @@ template <typename Run>
 inline void with_blend(float factor, const Run& run) { run(FloatBlend(factor)); }
 #endif
 
-void saturate(uint8_t* const rgb[3], size_t n, const uint8_t* table, float factor) {
-    const Table values(table);
+template <typename Values>
+inline void saturate_by(uint8_t* const rgb[3], size_t n, const Values& values, float factor) {
     with_blend(factor, [&](const auto& blend) {
         for (size_t i = 0; i < n; i += kBytes) {
             const V r = values(load(rgb[0] + i)), g = values(load(rgb[1] + i)), b = values(load(rgb[2] + i));
@@ -222,6 +230,11 @@ void saturate(uint8_t* const rgb[3], size_t n, const uint8_t* table, float facto
             store(rgb[2] + i, blend(gray, b));
         }
     });
+}
+
+void saturate(uint8_t* const rgb[3], size_t n, const uint8_t* table, float factor) {
+    if (table) saturate_by(rgb, n, Table(table), factor);
+    else saturate_by(rgb, n, NoTable(), factor);
 }
 
 // floor(a b) of the exact product, as Pillow's doubles give it.

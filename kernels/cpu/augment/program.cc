@@ -321,8 +321,7 @@ void Augmenter::step(const AugmentStep& step) {
             break;
         case AugmentOp::contrast: contrast(factor_of(v[0])); break;
         case AugmentOp::saturation:
-            if (!has_table_) identity(table_);
-            augment_kernels().saturate(rgb_, area(), table_, factor_of(v[0]));
+            augment_kernels().saturate(rgb_, area(), has_table_ ? table_ : nullptr, factor_of(v[0]));
             has_table_ = false;
             break;
         case AugmentOp::hue:
@@ -364,8 +363,7 @@ void Augmenter::step(const AugmentStep& step) {
 }
 
 void Augmenter::contrast(float factor) {
-    if (!has_table_) identity(table_);
-    const uint64_t sum = augment_kernels().gray_sum(rgb_, area(), table_);
+    const uint64_t sum = augment_kernels().gray_sum(rgb_, area(), has_table_ ? table_ : nullptr);
     const int mean = static_cast<int>(static_cast<double>(sum) / static_cast<double>(area()) + 0.5);
     uint8_t table[256];
     blend_table(mean, factor, table);
