@@ -103,7 +103,6 @@ def test_every_augmentation_is_covered_by_the_golden_pixels() -> None:
         "ClampKeyPoints",
         "Grayscale",
         "Lambda",
-        "JPEG",
         "LetterBox",
         "RandomApply",
         "RandomChoice",
