@@ -101,6 +101,7 @@ def test_every_augmentation_is_covered_by_the_golden_pixels() -> None:
         "CenterCrop",
         "ClampBoundingBoxes",
         "ClampKeyPoints",
+        "CornerCrop",
         "Grayscale",
         "Lambda",
         "LetterBox",
