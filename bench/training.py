@@ -210,14 +210,15 @@ def summary(accuracies: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Returns the table of docs/transforms.md, in per cent."""
-    lines = ["| pixels of | accuracy by seed | mean | from torch's |", "|---|---|---:|---:|"]
+    """Returns the passage of docs/transforms.md, in per cent."""
+    lines = ["| pixels of | accuracy by seed, % | mean | difference from torch |", "|---|---|---:|---:|"]
     for name, found in result["accuracy"].items():
-        label = "torch, torchvision" if name == TORCH else f"feeder, {name}"
+        label = "torch and torchvision" if name == TORCH else f"feeder, {name}"
         seeds = ", ".join(f"{100 * value:.1f}" for value in found["all"])
         difference = "" if name == TORCH else f"{100 * result['above_torch'][name]:+.1f}"
         lines.append(f"| {label} | {seeds} | {100 * found['mean']:.1f} | {difference} |")
-    return "\n".join(lines)
+    limit = f"{100 * result['limit']:.1f} are within seed noise, {DEVIATIONS} pooled deviations of a seed"
+    return "\n".join([*lines, "", f"Differences of up to {limit}."])
 
 
 def main() -> int:
