@@ -3,8 +3,8 @@
 The data are the photos of the scikit-image wheel that are free of rights. Each is cut into tiles of 64x64, saved as
 JPEG, and a tile's class is its photo, as in the protocols of texture classification. Every fourth tile is for the test.
 Held equal: tiles, recipe, model, first weights of a seed, schedule, steps, batches. Each contestant trains and tests on
-its own pixels. Its order of samples and its random crops are its own, but for a seed they are the same in all of
-feeder's. Contestants take turns, seed by seed, in one thread. The results do not depend on the machine's load.
+its own pixels, with its own order of samples and its own draws. Contestants take turns, seed by seed, in one thread. The
+results do not depend on the machine's load.
 
 torch              its DataLoader, Pillow and torchvision's v2 transforms
 files ... packed   feeder's DataLoader on the files as they are, on seekable and on packed shards
@@ -15,8 +15,8 @@ files ... packed   feeder's DataLoader on the files as they are, on seekable and
 accuracy           share of the test's tiles that are classed right, by seed, with mean and standard deviation
 above_torch        difference of the means to torch's
 limit              the largest difference that is within seed noise: 2.5 standard deviations between seeds, pooled over
-                   all contestants. (Student's t of 14 degrees of freedom at 5 %, shared among six comparisons of three
-                   seeds.)
+                   all contestants. (Of three seeds: Student's t at 5 %, shared among four comparisons. Packed shards
+                   have the pixels, order and draws of seekable ones, so their runs are the same.)
 """
 
 from __future__ import annotations
