@@ -21,6 +21,7 @@ from feeder.transforms.enhance import (
 from feeder.transforms.function import Lambda
 from feeder.transforms.geometry import (
     CenterCrop,
+    CornerCrop,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -66,6 +67,7 @@ __all__ = [
     "ColorJitter",
     "Compose",
     "ConvertImageDtype",
+    "CornerCrop",
     "CutMix",
     "Draws",
     "GaussianBlur",

@@ -22,7 +22,9 @@ from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, ProbabilityOp,
 from feeder.transforms.sizes import ByEpoch, VariableSize, by_phase, check_by_epoch, check_variable
 
 __all__ = [
+    "CORNERS",
     "CenterCrop",
+    "CornerCrop",
     "RandomCrop",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
@@ -31,6 +33,8 @@ __all__ = [
 ]
 
 _ATTEMPTS = 10
+# In torchvision's order, of what is left of an image beside a crop the shares that are above it and to its left.
+CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
 
 
 def _check_size(size: int | Sequence[int]) -> tuple[int, int]:
@@ -269,6 +273,34 @@ class CenterCrop(Op):
 
     def fuses(self, extent: SizeBounds) -> bool:
         return self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]
+
+
+@dataclass(frozen=True, init=False)
+class CornerCrop(CenterCrop):
+    """Crops a corner of the image; a smaller image is first padded with zeros at the other sides.
+
+    Args:
+        size: Output (height, width) in pixels; an int makes a square.
+        corner: "top left", "top right", "bottom left" or "bottom right".
+
+    Raises:
+        ArgumentError: if ``size`` is no size, or for another corner.
+    """
+
+    draws_from_size = False
+
+    corner: str
+
+    def __init__(self, size: int | Sequence[int] | ByEpoch, corner: str) -> None:
+        if corner not in CORNERS:
+            raise ArgumentError(f"corner must be one of {', '.join(CORNERS)}, got {corner!r}")
+        super().__init__(size)
+        self._set(corner=corner)
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        params, cropped = super().draw(uniforms, sizes)
+        start = (sizes - cropped) * CORNERS[self.corner]
+        return Drawn(params | {"top": start[:, 0], "left": start[:, 1]}, cropped)
 
 
 class RandomHorizontalFlip(ProbabilityOp):

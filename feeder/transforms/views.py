@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 from feeder.errors import ArgumentError
+from feeder.transforms.geometry import CORNERS, CenterCrop, CornerCrop, RandomHorizontalFlip
 from feeder.transforms.op import Op
 from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.sizes import ByEpoch
@@ -53,6 +54,28 @@ class Views:
                 is_op = isinstance(transform, Op) and not isinstance(transform, Compose)
                 known[id(transform)] = _fixed(recipe_of(transform), number, is_op)
         object.__setattr__(self, "views", tuple(known[id(transform)] for transform in transforms))
+
+    @classmethod
+    def five_crop(cls, size: Any, *, before: Sequence[Op] = (), after: Sequence[Op] = ()) -> Views:
+        """Returns the corners and the middle of an image as five views, in the order of torchvision's ``FiveCrop``.
+
+        Args:
+            size: (height, width) of a crop in pixels; an int makes a square.
+            before: Ops in front of the crops, such as ``Resize(256)``.
+            after: Ops behind each crop, such as ``Normalize``.
+
+        Raises:
+            ArgumentError: if ``size`` is no size, or an op is in a place where it can't be.
+        """
+        crops = [*(CornerCrop(size, corner) for corner in CORNERS), CenterCrop(size)]
+        return cls([[*before, crop, *after] for crop in crops])
+
+    @classmethod
+    def ten_crop(cls, size: Any, *, before: Sequence[Op] = (), after: Sequence[Op] = ()) -> Views:
+        """Returns the views of :meth:`five_crop`, and then those of the image mirrored left to right."""
+        mirrored = [*before, RandomHorizontalFlip(1.0)]
+        made = (cls.five_crop(size, before=ops, after=after) for ops in (before, mirrored))
+        return cls([view for views in made for view in views.views])
 
     def __getstate__(self) -> dict[str, Any]:
         return {"views": self.views}

@@ -159,7 +159,13 @@ def test_a_mask_of_int32_keeps_numbers_beyond_those_of_floats() -> None:
 
 def test_area_from_outside_the_image_gets_the_masks_fill_in_every_op() -> None:
     mask = np.zeros((8, 8), np.uint8)
-    for op in (T.CenterCrop(12), T.RandomCrop(12, pad_if_needed=True), T.Pad(2), T.RandomZoomOut(p=1.0)):
+    for op in (
+        T.CenterCrop(12),
+        T.CornerCrop(12, "top left"),
+        T.RandomCrop(12, pad_if_needed=True),
+        T.Pad(2),
+        T.RandomZoomOut(p=1.0),
+    ):
         for fill in (7, 255):
             draws = T.Recipe.of([op]).draw(0, 0, [0], [[8, 8]])
             moved = move_mask(mask, fill, drawn_moves((op,), draws.ops, 0, (8, 8)))
@@ -199,7 +205,7 @@ def test_every_op_moves_targets_or_is_known_to_leave_the_geometry() -> None:
     colors |= {
         f"Random{name}" for name in ("AdjustSharpness", "Autocontrast", "Equalize", "Invert", "Posterize", "Solarize")
     }
-    assert ops == moved | refused | colors | {"Compose", "LetterBox", "RandomResize"}
+    assert ops == moved | refused | colors | {"Compose", "CornerCrop", "LetterBox", "RandomResize"}
 
 
 def test_letterboxes_move_targets_as_a_resize_and_a_border() -> None:

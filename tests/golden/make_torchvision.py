@@ -6,15 +6,20 @@ Most tests compare with the file, so they need no torchvision. Last written with
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import itertools
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+import torchvision
 from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -104,6 +109,9 @@ def pixel_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str,
         with mock.patch.object(torch, "randn_like", return_value=numbers):
             out = F.to_pil_image(v2.GaussianNoise(**args).transform(tensor, {}))
         cases.append(("GaussianNoise", args, {"key": 5}, out))
+    for quality in (1, 40, 75, 100):
+        out = F.to_pil_image(F.jpeg(tensor, quality))
+        cases.append(("JPEG", {"quality": quality}, {"quality": quality}, out))
     cases.append(("RandomGrayscale", {}, {"gray": True}, F.rgb_to_grayscale(image, 3)))
     for kernel, sigma in (([3, 3], 0.4), ([5, 9], 1.7), ([7, 3], 0.1)):
         out = F.gaussian_blur(image, kernel, [sigma, sigma])
@@ -361,7 +369,22 @@ def mixing_cases(images: torch.Tensor) -> dict[str, Any]:
     return {name: np.asarray(value) for name, value in arrays.items()}
 
 
+def load_codecs() -> None:
+    """Loads torchvision's codecs beside a torch for the CPU alone, with empty functions in place of CUDA's."""
+    names = ("torch_get_cuda_stream_from_pool", "aoti_torch_get_current_cuda_stream")
+    functions = "".join(f"void {name}(void) {{}}\n" for name in names)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("libc10_cuda.so", "libtorch_cuda.so"):
+            out = os.path.join(folder, name)
+            command = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", out, f"-Wl,-soname,{name}"]
+            subprocess.run(command, input=functions, text=True, check=True)
+            ctypes.CDLL(out, ctypes.RTLD_GLOBAL)
+    importlib.reload(torchvision.io.image)
+
+
 def main(path: str) -> None:
+    if torch.version.cuda is None:
+        load_codecs()
     pixels = natural_image(3, HEIGHT, WIDTH)
     image = Image.fromarray(pixels)
     cases = pixel_cases(image) + augment_cases(image) + augmix_cases(image)

@@ -117,6 +117,7 @@ WARPS = ("nearest", "bilinear", "bicubic")
         T.RandomCrop((80, 50), pad_if_needed=True, padding_mode="symmetric"),
         T.RandomCrop(2),
         T.CenterCrop(12),
+        T.CornerCrop((60, 21), "bottom right"),
         T.CenterCrop((60, 21)),
     ],
     ids=str,

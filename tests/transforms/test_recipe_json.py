@@ -18,6 +18,7 @@ _OPS = [
     T.CenterCrop((5, 6)),
     T.ClampBoundingBoxes("hard"),
     T.ClampKeyPoints(),
+    T.CornerCrop((5, 6), "bottom left"),
     T.ColorJitter(0.4, (0.2, 1.3), 0.2, 0.1),
     T.GaussianBlur((3, 5), (0.2, 0.3)),
     T.GaussianNoise(0.1, 0.3, clip=False),

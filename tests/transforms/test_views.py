@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from io import BytesIO
 from typing import Any
 
+import numpy as np
 import pytest
 
+import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError
 
@@ -72,3 +75,45 @@ def test_views_are_no_op_of_a_recipe() -> None:
     for make in (T.Compose, T.Recipe.of):
         with pytest.raises(ArgumentError, match="Views stands among other ops"):
             make(ops)
+
+
+def crops(image: Any, height: int, width: int) -> list[Any]:
+    """Returns the corners and the middle, in the order of torchvision's FiveCrop."""
+    rest = image.shape[1] - height, image.shape[2] - width
+    corners = [(0, 0), (0, rest[1]), (rest[0], 0), rest, (round(rest[0] / 2), round(rest[1] / 2))]
+    return [image[:, y : y + height, x : x + width] for y, x in corners]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "pillow"])
+@pytest.mark.parametrize("size", [(24, 20), (31, 45), (24, 43)])
+def test_five_and_ten_crops_are_the_corners_and_the_middle(size: tuple[int, int], backend: str) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (3, 31, 45), np.uint8)
+    file = BytesIO()
+    np.save(file, image.transpose(1, 2, 0))
+
+    def made(views: T.Views) -> list[Any]:
+        return [feeder.decode([file.getvalue()], view, backend=backend)[0].numpy() for view in views.views]
+
+    expected = crops(image, *size) + crops(image[:, :, ::-1], *size)
+    np.testing.assert_array_equal(made(T.Views.five_crop(size)), expected[:5])
+    np.testing.assert_array_equal(made(T.Views.ten_crop(size, after=[T.RandomInvert(1.0)])), 255 - np.array(expected))
+
+
+def test_crops_are_of_what_the_ops_before_them_make() -> None:
+    before, after = [T.Resize(40)], [T.ToDtype("float32", scale=True)]
+    views = T.Views.ten_crop(32, before=before, after=after)
+    assert views.views[4] == T.Recipe.of([*before, T.CenterCrop(32), *after])
+    assert views.views[6] == T.Recipe.of([*before, T.RandomHorizontalFlip(1.0), T.CornerCrop(32, "top right"), *after])
+
+
+def test_a_corner_is_named() -> None:
+    with pytest.raises(ArgumentError, match="corner must be one of top left, top right, bottom left, bottom right"):
+        T.CornerCrop(8, "top")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "pillow"])
+def test_a_corner_of_a_smaller_image_has_a_border_at_the_other_sides(backend: str) -> None:
+    file = BytesIO()
+    np.save(file, np.full((4, 9, 3), 7, np.uint8))
+    found = feeder.decode([file.getvalue()], T.CornerCrop((6, 5), "bottom right"), backend=backend)[0].numpy()
+    np.testing.assert_array_equal(found, np.pad(np.full((3, 4, 5), 7, np.uint8), ((0, 0), (2, 0), (0, 0))))

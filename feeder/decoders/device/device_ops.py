@@ -306,6 +306,7 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
     T.CenterCrop: _crop,
+    T.CornerCrop: _crop,
     T.ClampBoundingBoxes: _nothing,
     T.ClampKeyPoints: _nothing,
     T.ColorJitter: _jitter,

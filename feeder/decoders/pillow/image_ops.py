@@ -307,6 +307,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
     T.CenterCrop: lambda image, _, row: _window(image, row),
+    T.CornerCrop: lambda image, _, row: _window(image, row),
     T.ClampBoundingBoxes: _nothing,
     T.ClampKeyPoints: _nothing,
     T.ColorJitter: _color_jitter,
