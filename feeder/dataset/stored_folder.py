@@ -61,7 +61,7 @@ class StoredFolderReader(FolderReader):
         """See :meth:`Reader.member`; the object beside the image."""
         path = f"{os.path.splitext(self.path(i))[0]}.{name}"
         try:
-            data = self._get(path)
+            data = _bytes_of(self.mirror, path)
         except NotFoundError:
             return None
         if len(data) > MAX_FILE_BYTES:
@@ -78,26 +78,22 @@ class StoredFolderReader(FolderReader):
     def _read_image(self, i: int) -> tuple[bytes, ImageInfo]:
         if self._bytes[i] > MAX_FILE_BYTES:
             raise ValueError(f"{self._bytes[i]:,} bytes are more than the {MAX_FILE_BYTES:,} that an image may have")
-        data = self._get(self.path(i), self._identities[i].tobytes())
+        data = _bytes_of(self.mirror, self.path(i), self._identities[i].tobytes())
         return data, image_info(data)
 
     def _bring(self, ids: Int64s) -> None:
         """Has images brought into the mirror, all in one go."""
         self.mirror.need([(self.path(i), 0, _END) for i in ids.tolist() if self._bytes[i] <= MAX_FILE_BYTES])
 
-    def _get(self, name: str, expected: bytes = b"") -> bytes:
-        """Returns the bytes of an object.
 
-        Raises:
-            ChangedError: if it is not the one that was listed.
-            StoreError: if it can't be had.
-        """
-        self.mirror.need([(name, 0, _END)])
-        descriptor = self.mirror.open(name, expected)
-        try:
-            return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        finally:
-            os.close(descriptor)
+def _bytes_of(mirror: CacheMirror, name: str, expected: bytes = b"") -> bytes:
+    """Returns the bytes of an object; ChangedError if it is not the one that was listed."""
+    mirror.need([(name, 0, _END)])
+    descriptor = mirror.open(name, expected)
+    try:
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    finally:
+        os.close(descriptor)
 
 
 def open_stored_folder(
@@ -118,13 +114,7 @@ def open_stored_folder(
         UserWarning: for each kind of objects that are left out.
     """
     mirror = open_mirror(options, cache_dir)
-    mirror.need([(LISTING, 0, _END)])
-    descriptor = mirror.open(LISTING)
-    try:
-        listed = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-    finally:
-        os.close(descriptor)
-
+    listed = json.loads(_bytes_of(mirror, LISTING))
     store = open_store(mirror.options.url, allow_http=mirror.options.allow_http)
     entries = [Entry(key, size, modified_ns=modified) for key, size, modified, _ in listed]
     source = open_remote_folder(store, entries, targets)
