@@ -829,6 +829,7 @@ class PartRunner:
         is_last: bool,
         beat: Callable[[], object],
         programs: npt.NDArray[np.float64] | None = None,
+        places: npt.NDArray[np.int64] | None = None,
     ) -> list[int] | tuple[list[int], int, int, int, int] | None:
         """Makes N samples; reads and decodes without the GIL.
 
@@ -840,8 +841,8 @@ class PartRunner:
             repeats: int64 [N]. The key of a sample's draws is its id and ``repeats`` times ``samples``.
             samples: Number of samples of the dataset.
             epoch: Of the draws.
-            out: [N, 3, H, W], C-contiguous; filled.
-            labels: int64 [N], filled; None leaves labels out.
+            out: [N, 3, H, W], C-contiguous; filled. With ``places`` it may have more rows, which stay as they are.
+            labels: int64, as many as ``out`` has rows, filled as ``out`` is; None leaves labels out.
             words: int64, the meter.
             brought_ns: Time that it took to have the images at hand, a part of that of reading.
             advise_from: Reads of more bytes in all are announced to the kernel before; None: none are.
@@ -849,6 +850,7 @@ class PartRunner:
             beat: Called after the reading.
             programs: What follows the base path on each image, float64 [N, ops, 12], see :class:`AugmentOp`; None:
                 nothing.
+            places: int64 [N], ascending, the row of each sample in ``out`` and ``labels``; None: its number.
 
         Returns:
             The numbers of shards whose index or file is not held, before anything is made. Or (rows left out, time of
@@ -882,7 +884,7 @@ class PartRunner:
 
         Args:
             size: (height, width) of the outputs.
-            The others: See :meth:`run`.
+            The others: See :meth:`run`; of labels there are N.
 
         Returns:
             As :meth:`run` does, with the time of planning alone in place of the number of images decoded slowly, and

@@ -40,7 +40,7 @@ from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
-__all__ = ["MACHINE_ERRORS", "FolderReader"]
+__all__ = ["MACHINE_ERRORS", "FolderReader", "advice"]
 
 _HEARTBEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
@@ -341,7 +341,7 @@ class FolderReader:
 
         if not labels:
             raise SourceError(f"{root}: found no image in the folders of img2dataset; its _stats.json say why")
-        for note in (*left_out_notes(root, skipped), *_advice(root, classes, likely, len(labels))):
+        for note in (*left_out_notes(root, skipped), *advice(root, classes, likely, len(labels))):
             warn(note)
 
         arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
@@ -386,10 +386,10 @@ def _classes(root: str, leave_out: Callable[[str, str], None]) -> list[str]:
     return classes
 
 
-def _advice(root: str, classes: Sequence[str], likely: Mapping[str, Sequence[str]], samples: int) -> Iterator[str]:
+def advice(root: str, classes: Sequence[str], likely: Mapping[str, Sequence[str]], samples: int) -> Iterator[str]:
     """Yields words about class folders that look like splits, and about images that look like members."""
-    if advice := splits_advice(root, classes):
-        yield advice
+    if found := splits_advice(root, classes):
+        yield found
     for field, paths in likely.items():
         if are_worth_a_word(field, len(paths), samples):
             yield (

@@ -11,7 +11,12 @@ from feeder.dataset.extras import Fields
 from feeder.dataset.fields_of import fields_of
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
+from feeder.dataset.stored_folder import open_stored_folder
 from feeder.dataset.target_values import target_values
+from feeder.shard.cache.cache_mirror import FetchOptions
+from feeder.shard.cache.listed_files import LISTING
+from feeder.shard.store.store import TIMEOUT_S
+from feeder.shard.store.url import is_remote
 from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 
@@ -26,17 +31,21 @@ class FolderDataset(FeederDataset):
     are judged by their first bytes.
 
     Args:
-        path: The folder.
+        path: The folder; or its URL in an object store, ``s3://bucket/images``, ``gs://`` or ``az://``. It is listed
+            once for all that open it within a minute, and images come whole into a cache, many at a time, when their
+            batches are made. What lacks an image's extension is left out there, unread.
         transform: A recipe of :mod:`feeder.transforms`, torchvision's ``Compose``, or None for the image as it is.
         fields: Further fields of each sample: "key" (the path relative to the folder), "path", "index", "width",
             "height", "orientation", or a file beside the image, by what follows the image's name without its extension:
             "txt" is ``a.txt`` for ``a.jpg``. Or a mapping, see :class:`ShardDataset`.
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.
         classes, target_transform: See :class:`ShardDataset`.
+        cache_dir, cache_bytes, allow_http, timeout: See :class:`ShardDataset`; for a folder in a store.
         targets: As in :class:`ShardDataset`; ``a.seg.png`` is the member "seg.png" of ``a.jpg``, and no sample.
 
     Raises:
-        SourceError: if there is no class folder, or one without an image.
+        SourceError: if there is no class folder, or one without an image, or no object.
+        StoreError: if a store can't be read; for an image that was changed or deleted since, then, naming it.
         ArgumentError: for an unknown field or ``exif_orientation``; for labels that are not in ``classes`` or
             ``target_transform``.
     """
@@ -51,11 +60,20 @@ class FolderDataset(FeederDataset):
         classes: Sequence[str] | None = None,
         target_transform: TargetTransform | None = None,
         targets: Mapping[str, Target] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+        allow_http: bool | None = None,
+        timeout: float = TIMEOUT_S,
     ) -> None:
-        root = os.path.abspath(os.fspath(path))
+        place = os.fspath(path)
         exif, recipe = applies_exif(exif_orientation), recipe_or_views(transform)
         moved = target_values(targets, recipe, exif=exif)
-        reader = FolderReader.scan(root, exif=exif, targets=tuple(each.name for each in moved))
+        names = tuple(each.name for each in moved)
+        if is_remote(place):
+            options = FetchOptions(place, LISTING, cache_bytes=cache_bytes, allow_http=allow_http, timeout_s=timeout)
+            reader: FolderReader = open_stored_folder(options, cache_dir, exif=exif, targets=names)
+        else:
+            reader = FolderReader.scan(os.path.abspath(place), exif=exif, targets=names)
         if classes is not None:
             name_classes(reader, classes)
         if target_transform is not None:

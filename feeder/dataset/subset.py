@@ -16,7 +16,7 @@ from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.system.text import count
 
-__all__ = ["as_feeder", "differing_part", "joined_in", "leaves", "remote_in", "remote_readers"]
+__all__ = ["as_feeder", "differing_part", "joined_in", "leaves", "readers_of", "remote_in", "remote_readers"]
 
 
 def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
@@ -50,19 +50,28 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
     return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.extras)
 
 
-def remote_readers(dataset: Any) -> list[ShardReader]:
-    """Returns the readers of all remote sets that a dataset has samples of, ``Subset`` and ``ConcatDataset`` of feeder
+def readers_of(dataset: Any) -> list[Reader]:
+    """Returns the readers of all single sets that a dataset has samples of, ``Subset`` and ``ConcatDataset`` of feeder
     datasets included."""
     if isinstance(dataset, ConcatDataset):
-        return [reader for each in dataset.datasets for reader in remote_readers(each)]
+        return [reader for each in dataset.datasets for reader in readers_of(each)]
     if isinstance(dataset, Subset):
-        return remote_readers(dataset.dataset)
-    return remote_in(dataset.reader) if isinstance(dataset, FeederDataset) else []
+        return readers_of(dataset.dataset)
+    return leaves(dataset.reader) if isinstance(dataset, FeederDataset) else []
+
+
+def remote_readers(dataset: Any) -> list[ShardReader]:
+    """Returns the readers of remote shard sets among :func:`readers_of`."""
+    return _remote(readers_of(dataset))
 
 
 def remote_in(reader: Reader) -> list[ShardReader]:
-    """Returns the readers of remote sets among :func:`leaves`."""
-    return [leaf for leaf in leaves(reader) if isinstance(leaf, ShardReader) and leaf.is_remote]
+    """Returns the readers of remote shard sets among :func:`leaves`."""
+    return _remote(leaves(reader))
+
+
+def _remote(readers: list[Reader]) -> list[ShardReader]:
+    return [reader for reader in readers if isinstance(reader, ShardReader) and reader.is_remote]
 
 
 def leaves(reader: Reader) -> list[Reader]:

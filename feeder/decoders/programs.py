@@ -154,15 +154,21 @@ class Finish:
         return by_channel
 
     def run(
-        self, drawn: Sequence[Params], rows: Iterable[int], made: npt.NDArray[Any], out: npt.NDArray[Any]
+        self,
+        drawn: Sequence[Params],
+        rows: Iterable[int],
+        made: npt.NDArray[Any],
+        out: npt.NDArray[Any],
+        places: npt.NDArray[np.int64] | None = None,
     ) -> dict[int, DecodeError]:
         """Runs the steps.
 
         Args:
             drawn: The drawn parameters of the ops, N rows.
-            rows: The images to finish.
-            made: [N, C, H, W], what the call has made.
-            out: [N, C, H, W], gets the finished images; may be the same.
+            rows: The rows there of the images to finish.
+            made: [M, C, H, W], what the call has made.
+            out: [M, C, H, W], gets the finished images; may be the same.
+            places: int64 [N], the images of the rows in ``made`` and ``out``; None: M is N, and they are the same.
 
         Returns:
             The errors that functions raised, by row.
@@ -177,7 +183,8 @@ class Finish:
             for row in rows:
                 try:
                     own = [None if each is None else each[row : row + 1] for each in later]
-                    self._run_one(drawn, row, own, made, out)
+                    place = row if places is None else int(places[row])
+                    self._run_one(drawn, row, own, made[place], out[place])
                 except DecodeError as error:
                     errors[row] = error
         return errors
@@ -187,18 +194,18 @@ class Finish:
         drawn: Sequence[Params],
         row: int,
         later: Sequence[Programs | None],
-        made: npt.NDArray[Any],
+        image: npt.NDArray[Any],
         out: npt.NDArray[Any],
     ) -> None:
         from feeder.decoders.pillow.image_ops import ARRAY_OPS  # many loaders never need it
 
-        image, steps = made[row], len(self._steps)
+        steps = len(self._steps)
         for number, (is_native, first, end) in enumerate(self._steps[1:], start=1):
             if not is_native:
                 for op, params in zip(self._ops[first:end], drawn[first:end], strict=True):
                     image = ARRAY_OPS[type(op)](image, op, {name: column[row] for name, column in params.items()})
                 continue
-            into = out[row]
+            into = out
             if self._tail is not None or number < steps - 1:
                 dtype = self._head.storage_dtype if number == self._mapping else np.uint8
                 into = np.empty((self._channels_at(number), *image.shape[1:]), dtype)
@@ -206,12 +213,12 @@ class Finish:
             image = into
 
         if self._tail is not None:
-            self._tail.write(image, int(drawn[-1]["key"][row]), out[row])
-        elif image.__array_interface__ != out[row].__array_interface__:  # else it was changed where it is
+            self._tail.write(image, int(drawn[-1]["key"][row]), out)
+        elif image.__array_interface__ != out.__array_interface__:  # else it was changed where it is
             if image.dtype == np.uint8:
-                _in_kernels(image, out[row], None, _BYTES)  # which is faster where channels are inmost
+                _in_kernels(image, out, None, _BYTES)  # which is faster where channels are inmost
             else:
-                out[row] = image
+                out[:] = image
 
     def _channels_at(self, number: int) -> int:
         """Returns the number of channels behind a step."""

@@ -150,18 +150,24 @@ class Runner {
                    Column<const int64_t> repeats, int64_t samples, uint32_t epoch, OutArray out,
                    std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns,
                    std::optional<size_t> advise_from, bool is_last, nb::callable beat,
-                   std::optional<Programs> programs) {
+                   std::optional<Programs> programs, std::optional<Column<const int64_t>> places) {
         const size_t count = rows.shape(0);
-        if (out.shape(0) != count) bad("rows and out must be of one length");
+        if (labels && labels->shape(0) != out.shape(0)) bad("labels and out must be of one length");
         PartOutput output = output_of(out);
+        if (places) {
+            output.places = {places->data(), places->shape(0)};
+            check_places(output.places, count, out.shape(0));
+        } else if (out.shape(0) != count) {
+            bad("rows and out must be of one length");
+        }
         if (programs) {
             check_programs(*programs, count, output.first.height, output.first.width);
             output.programs = {program_of(*programs, 0).data(), count * programs->shape(1)};
         }
         const Running running(is_running_);
         Spent spent;
-        nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, labels, words,
-                                 brought_ns, advise_from, is_last, beat, running, spent);
+        nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, words, brought_ns,
+                                 advise_from, is_last, beat, running, spent);
         if (unread.is_valid()) return unread;
         int64_t started = now_ns();
         {
@@ -183,7 +189,7 @@ class Runner {
             if (outcome.transform_ns > 0) transform.add(outcome.transform_ns);
             slow += outcome.slow;
             written += static_cast<int64_t>(output.image_bytes);
-            if (labels) labels->data()[i] = runner_.label(i);
+            if (labels) labels->data()[places ? places->data()[i] : i] = runner_.label(i);
         }
         transform.add_bytes(written);
         count_stages(words, spent);
@@ -196,10 +202,11 @@ class Runner {
                     std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns,
                     std::optional<size_t> advise_from, bool is_last, nb::callable beat) {
         const size_t count = rows.shape(0);
+        if (labels && labels->shape(0) != count) bad("labels and rows must be of one length");
         const Running running(is_running_);
         Spent spent;
-        nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, labels, words,
-                                 brought_ns, advise_from, is_last, beat, running, spent);
+        nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, words, brought_ns,
+                                 advise_from, is_last, beat, running, spent);
         if (unread.is_valid()) return unread;
         const int64_t started = now_ns();
         PartOutput output;
@@ -246,13 +253,12 @@ class Runner {
     // the runner, or a list of shards.
     nb::object read(HeldIndex& index, OpenShards& shards, const std::optional<Column<const int64_t>>& shard_numbers,
                     int64_t per_shard, const Column<const int64_t>& rows, const Column<const int64_t>& ids,
-                    const Column<const int64_t>& repeats, int64_t samples, uint32_t epoch,
-                    const std::optional<Column<int64_t>>& labels, const Column<int64_t>& words, int64_t brought_ns,
-                    std::optional<size_t> advise_from, bool is_last, const nb::callable& beat, const Running& running, Spent& spent) {
+                    const Column<const int64_t>& repeats, int64_t samples, uint32_t epoch, const Column<int64_t>& words,
+                    int64_t brought_ns, std::optional<size_t> advise_from, bool is_last, const nb::callable& beat,
+                    const Running& running, Spent& spent) {
         const size_t count = rows.shape(0);
-        if (ids.shape(0) != count || repeats.shape(0) != count || (labels && labels->shape(0) != count) ||
-            (shard_numbers && shard_numbers->shape(0) != count))
-            bad("shards, rows, ids, repeats and labels must be of one length");
+        if (ids.shape(0) != count || repeats.shape(0) != count || (shard_numbers && shard_numbers->shape(0) != count))
+            bad("shards, rows, ids and repeats must be of one length");
         if (words.shape(0) < most_ + StageMeter::kWords) bad("the meter is too short for its stages");
         if (!running.is_ours) return nb::none();
         int64_t started = now_ns();
@@ -304,6 +310,16 @@ class Runner {
         options.filter = filter_of(filter);
         fill_of(fill, options.fill);
         return options;
+    }
+
+    // Each sample has a row of its own, as threads write them at the same time.
+    static void check_places(std::span<const int64_t> places, size_t count, size_t rows) {
+        if (places.size() != count) bad("rows and places must be of one length");
+        int64_t before = -1;
+        for (const int64_t place : places) {
+            if (place <= before || static_cast<size_t>(place) >= rows) bad("places must be rows of out, ascending");
+            before = place;
+        }
     }
 
     // A batch that is C-contiguous, or one of which the images' pixels are interleaved.
@@ -377,7 +393,7 @@ void add_part(nb::module_& module) {
         .def("run", &Runner::run, nb::lock_self(), "index"_a.lock(), "open_shards"_a, "shards"_a.none(), "per_shard"_a,
              "rows"_a, "ids"_a, "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
              nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "beat"_a,
-             "programs"_a = nb::none(),
+             "programs"_a = nb::none(), "places"_a = nb::none(),
              "Makes N samples, most of the time without the GIL; see feeder/_native.pyi.")
         .def("plan", &Runner::plan, nb::lock_self(), "index"_a.lock(), "open_shards"_a, "shards"_a.none(), "per_shard"_a,
              "rows"_a, "ids"_a, "repeats"_a, "samples"_a, "epoch"_a, "size"_a, nb::arg("labels").noconvert().none(),

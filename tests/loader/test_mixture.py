@@ -415,6 +415,41 @@ def test_recipes_may_differ_in_all_but_the_output(folder: Path) -> None:
         Mixture(given)
 
 
+def _darker(image: Any) -> Any:
+    return image // 2
+
+
+@pytest.mark.parametrize(
+    ("ops", "options"),
+    [
+        ([T.ColorJitter(0.5), T.RandomErasing(1.0, value=7)], {}),
+        ([T.Lambda(_darker, on="array"), T.RandomVerticalFlip()], {}),
+        ([T.Lambda(_darker, on="tensor"), T.Normalize([0.5] * 3, [0.2] * 3)], {}),
+        ([T.Normalize([0.5] * 3, [0.2] * 3)], {"memory_format": torch.channels_last}),
+        ([T.RandomSolarize(99, p=1.0)], {"backend": "pillow"}),
+    ],
+    ids=["programs", "function between", "function before floats", "by pixel", "pillow"],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_whatever_makes_a_sample_fills_its_row_and_no_other(folder: Path, ops: Any, options: Any, workers: int) -> None:
+    given = sources_of(folder, T.Compose([T.RandomResizedCrop(16), *ops]))
+    loader = DataLoader(Mixture(given), batch_size=8, shuffle=True, seed=3, num_workers=workers, **options)
+    made = {
+        (number, int(i)): (image, label)
+        for images, labels, _, index, source in copied_epoch(loader)
+        for image, label, i, number in zip(images, labels, index, source.tolist(), strict=True)
+    }
+    loader.close()
+    for number, (name, dataset) in enumerate(given.items()):
+        alone = DataLoader(dataset, batch_size=7, seed=source_seed(3, name), **options)
+        for images, labels, _, index in alone:
+            for image, label, i in zip(images, labels, index.tolist(), strict=True):
+                found = made.pop((number, i))
+                assert torch.equal(found[0], image)
+                assert found[1] == label
+    assert not made
+
+
 def test_subsets_and_concatenations_are_sources(folder: Path) -> None:
     a, b, c = sources_of(folder).values()
     mixture = Mixture({"part": Subset(a, range(7)), "both": ConcatDataset([b, c])}, {"part": 1, "both": 1})

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from feeder.decoders.device.fused import DeviceSplit
     from feeder.loader.fast.part_output import StagedSink
     from feeder.loader.fast.part_report import PartReport
-    from feeder.loader.slots.image_slots import SlotView
+    from feeder.loader.slots.image_slots import Samples, SlotView
     from feeder.transforms import Recipe
 
 __all__ = ["PartRunner", "base_ops"]
@@ -159,9 +159,15 @@ class PartRunner:
         return cls(reader, subsets, native, samples, recipe, seed, behind, finish)
 
     def run(
-        self, epoch: int, view: SlotView, report: PartReport, meter: Meter, heartbeat: Callable[[], None]
+        self,
+        epoch: int,
+        view: SlotView,
+        report: PartReport,
+        meter: Meter,
+        heartbeat: Callable[[], None],
+        rows: Int64s | None = None,
     ) -> list[int] | None:
-        """Makes the samples of a part, and counts them.
+        """Makes samples of a part, each in its row, and counts them.
 
         Args:
             epoch: The epoch that the augmentation is drawn for.
@@ -169,6 +175,7 @@ class PartRunner:
             report: The part's report.
             meter: Counts the stages.
             heartbeat: Called between the steps, as a sign of life.
+            rows: int64 [K], ascending, those of the samples to make; None: all.
 
         Returns:
             The rows that are left to be made in the other way; None: all of them.
@@ -179,22 +186,23 @@ class PartRunner:
 
         finish, out = self._finish, view.images[0]
         assert finish is not None  # or this were for plans
-        drawn, program = self._draw(epoch, view, report, meter) if self._ops else ([], None)
+        samples = view.samples if rows is None else view.samples.part(rows)
+        drawn, program = self._draw(epoch, samples, report, meter) if self._ops else ([], None)
         made = self._memory(len(out)) if finish.is_apart else out
         before = meter.runs("transform") if finish.is_needed else None
-        found = self._call(self._native.run, made, epoch, view, report, meter, heartbeat, program)
+        found = self._call(self._native.run, made, epoch, view, samples, report, meter, heartbeat, rows, program, rows)
         if found is None:
             return None
         left = set(found[0])
         if before is not None:
-            done = set(range(len(out))).difference(left)
+            done = set(range(len(samples.ids))).difference(left)
             started = time.perf_counter_ns()
-            left.update(finish.run(drawn, done, made, out))
+            left.update(finish.run(drawn, done, made, out, rows))
             spent_ns = time.perf_counter_ns() - started
             report.decode_ns += spent_ns
             meter.lengthen("transform", before, spent_ns)
         report.slow += found[1]
-        return sorted(left)
+        return sorted(left) if rows is None else rows[sorted(left)].tolist()
 
     def _memory(self, count: int) -> Uint8s:
         """Returns images apart from the slot, the same memory for all parts."""
@@ -225,7 +233,7 @@ class PartRunner:
             self._pause -= 1
             return None
 
-        found = self._call(self._native.plan, self._size, epoch, view, report, meter, heartbeat)
+        found = self._call(self._native.plan, self._size, epoch, view, view.samples, report, meter, heartbeat)
         if found is None:
             return None
         left, plan_ns, plans, places = found
@@ -233,10 +241,10 @@ class PartRunner:
         return list(left)
 
     def _draw(
-        self, epoch: int, view: SlotView, report: PartReport, meter: Meter
+        self, epoch: int, samples: Samples, report: PartReport, meter: Meter
     ) -> tuple[list[Params], Programs | None]:
         """Draws for the ops behind the base path, and makes the programs of those that the kernels run."""
-        started, samples, recipe = time.perf_counter_ns(), view.samples, self._recipe
+        started, recipe = time.perf_counter_ns(), self._recipe
         rest = recipe.draw_rest(self._seed, epoch, samples.ids + samples.repeats * self._samples)
         drawn = [rest[number - recipe.base_length] for number in self._behind]
         end = 0 if self._finish is None else self._finish.end
@@ -252,41 +260,40 @@ class PartRunner:
         out: Any,
         epoch: int,
         view: SlotView,
+        samples: Samples,
         report: PartReport,
         meter: Meter,
         heartbeat: Callable[[], None],
-        *drawn: Programs | None,
+        rows: Int64s | None = None,
+        *more: Any,
     ) -> Any:
-        """Calls the kernels' runner, again with the shards open that it lacks; returns the rows that are left and what
-        follows the sums in its answer, or None."""
-        reader, samples = self._reader, view.samples
-        ids = samples.ids
+        """Calls the kernels' runner on samples of a view, again with the shards open that it lacks; returns the numbers
+        of those that are left and what follows the sums in its answer, or None."""
+        reader, ids = self._reader, samples.ids
         for subset in self._subsets:
             ids = subset[ids]
-        shards, rows, per_shard = reader.index.located(ids)
+        shards, stored_rows, per_shard = reader.index.located(ids)
         labels = view.labels if reader.given_labels is None else None
         index = reader.index.native
         assert index is not None
 
-        what = (shards, per_shard, rows, samples.ids, samples.repeats, self._samples, epoch)
+        what = (shards, per_shard, stored_rows, samples.ids, samples.repeats, self._samples, epoch)
         arrays = (out, labels, meter.words)
         advise_from = reader.advise_from
 
         started = time.perf_counter_ns()
         reader.bring_images(ids)
         brought_ns = time.perf_counter_ns() - started
-        found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, heartbeat, *drawn)
+        found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, heartbeat, *more)
         if isinstance(found, list):
             reader.open_shards(found, ids, by_rows=self._crops_first)
-            found = native(
-                index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, heartbeat, *drawn
-            )
+            found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, heartbeat, *more)
         if not isinstance(found, tuple):
             return None
 
-        left, read_ns, decode_ns, read_bytes, *more = found
+        left, read_ns, decode_ns, read_bytes, *rest = found
         if reader.given_labels is not None:
-            view.labels[:] = reader.given_labels[ids]
+            view.labels[slice(None) if rows is None else rows] = reader.given_labels[ids]
         report.read_ns += read_ns
         report.decode_ns += decode_ns
         report.encoded_bytes += read_bytes
@@ -295,7 +302,7 @@ class PartRunner:
             reader.note_read(read_bytes, read_ns - brought_ns)
         if 2 * len(left) > len(ids):
             self._pause = _PAUSE
-        return left, *more
+        return left, *rest
 
 
 def base_ops(recipe: Recipe) -> _native.BaseOps | None:

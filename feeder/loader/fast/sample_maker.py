@@ -96,6 +96,7 @@ class Work:
     groups: Buckets | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
+    _apart: dict[int, AnyArray] | None = field(default=None, init=False, repr=False, compare=False)
     _made_splits: dict[tuple[Recipe, ...], tuple[DeviceSplit | None, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -225,16 +226,30 @@ class Work:
         Raises:
             DecodeError: for a bad sample, unless bad samples are skipped.
         """
-        samples, report = view.samples, PartReport()
-        report.extras = [[None] * len(samples.ids) for extra in self.values if not extra.columns]
+        report = self._new_report(view)
+        self._run(epoch, view, report, heartbeat)
+        return report
 
+    def _new_report(self, view: SlotView) -> PartReport:
+        return PartReport([[None] * len(view.labels) for extra in self.values if not extra.columns])
+
+    def _run(
+        self,
+        epoch: int,
+        view: SlotView,
+        report: PartReport,
+        heartbeat: Callable[[], None],
+        rows: Int64s | None = None,
+    ) -> None:
+        """Makes the samples of some rows, int64 [K], ascending, or of all; see :meth:`run`."""
+        samples = view.samples
         recipes = self.recipes_at(view.image_size, epoch)
         runner, left = self._runner(recipes), None
         how = (epoch, view, report, self.meter, heartbeat)
         if self.stager is None and runner is not None:
-            left = runner.run(*how)
+            left = runner.run(*how, rows)
             if left is not None and not left and not self.extras:
-                return report
+                return
 
         sinks = self._sinks(recipes, view.images)
         if self.stager is not None and runner is not None:
@@ -242,14 +257,15 @@ class Work:
             left = runner.plan(*how, sinks[0])
 
         part = _Part(epoch, recipes, view, sinks, report, heartbeat)
-        rows = np.arange(len(samples.ids)) if left is None else np.array(left, np.int64)
+        wanted = np.arange(len(samples.ids)) if rows is None else rows
+        others = wanted if left is None else np.array(left, np.int64)
         errors: list[DecodeError | None] = [None] * len(samples.ids)
 
-        if self.extras and len(rows) < len(errors):
-            self._add_extras(part, np.setdiff1d(np.arange(len(errors)), rows), errors)
-        if len(rows):
-            made = self._make(part, rows, samples if left is None else samples.part(rows))
-            for row, error in zip(rows.tolist(), made, strict=True):
+        if self.extras and len(others) < len(wanted):
+            self._add_extras(part, np.setdiff1d(wanted, others), errors)
+        if len(others):
+            made = self._make(part, others, samples.part(others))
+            for row, error in zip(others.tolist(), made, strict=True):
                 errors[row] = error
 
         if any(errors):
@@ -261,7 +277,6 @@ class Work:
             for place, data in sink.close().items():
                 row, which = divmod(place, of.stop - of.start)
                 report.left_over[number, row, which] = bytes(data)
-        return report
 
     def _runner(self, recipes: tuple[Recipe, ...]) -> PartRunner | None:
         """Returns the runner of a batch's parts; None if they are not for one call, see Note [One call]."""
@@ -305,7 +320,7 @@ class Work:
         splits: tuple[DeviceSplit | None, ...],
         images: tuple[AnyArray, ...],
     ) -> Sink:
-        return PixelSink(self.decoder, recipes, splits, images, self.meter)
+        return PixelSink(self.decoder, recipes, splits, images, self.meter, self._apart)
 
     def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the samples to try, one after the other, in place of a bad one.

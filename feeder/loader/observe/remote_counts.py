@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from feeder.dataset.subset import remote_readers
+from feeder.dataset.subset import readers_of
 
 __all__ = ["REMOTE_COUNTS", "remote_counts"]
 
@@ -27,7 +27,8 @@ def remote_counts(dataset: Any) -> dict[str, int] | None:
     """Returns the counts of a dataset's remote sets since their fetchers were started, for all ranks and jobs on this
     machine together: :data:`REMOTE_COUNTS`, and the present ``cached_bytes`` and ``budget_bytes``. None for a dataset
     without a remote set."""
-    mirrors: dict[int, Any] = {id(reader.mirror): reader.mirror for reader in remote_readers(dataset) if reader.mirror}
+    found = [getattr(reader, "mirror", None) for reader in readers_of(dataset)]
+    mirrors = {id(mirror): mirror for mirror in found if mirror is not None}
     if not mirrors:
         return None
     total = collections.Counter(dict.fromkeys((*REMOTE_COUNTS, "cached_bytes", "budget_bytes"), 0))

@@ -25,6 +25,7 @@ from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import CachedFile, Plan
 from feeder.shard.cache.downloads import Downloads, Wait
 from feeder.shard.cache.link import MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
+from feeder.shard.cache.listed_files import LISTING, ListedFiles
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import Plans
 from feeder.shard.cache.presence import blocks_of
@@ -74,7 +75,7 @@ class Fetcher:
         self,
         folder: str,
         store: Store,
-        contents: Callable[[Fetcher], SetFiles],
+        contents: Callable[[Fetcher], SetFiles | ListedFiles],
         budget_bytes: int | None = None,
         identity: str = "",
     ) -> None:
@@ -364,13 +365,15 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
         options: See :class:`feeder.shard.cache.cache_mirror.FetchOptions`.
     """
 
-    def opened() -> tuple[Store, Callable[[Fetcher], SetFiles]]:
+    def opened() -> tuple[Store, Callable[[Fetcher], SetFiles | ListedFiles]]:
         store = open_store(
             options["url"],
             allow_http=options["allow_http"],
             timeout=options["timeout_s"],
             allow_private=options["allow_private"],
         )
+        if options["index"] == LISTING:
+            return store, lambda _: ListedFiles(store)
         return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher.is_wanted)
 
     become_fetcher(folder, lock, options, opened)
@@ -380,7 +383,7 @@ def become_fetcher(
     folder: str,
     lock: int,
     options: dict[str, Any],
-    opened: Callable[[], tuple[Store, Callable[[Fetcher], SetFiles]]],
+    opened: Callable[[], tuple[Store, Callable[[Fetcher], SetFiles | ListedFiles]]],
 ) -> None:
     """Forks off the process that fetches, and ends this one.
 

@@ -188,7 +188,8 @@ std::span<const ImageJob> PartRunner::jobs(const PartOutput& output) {
             std::copy_n(options_.fill, 3, image.view.part.fill);
         }
         image.view.out = output.first;
-        image.view.out.data = static_cast<uint8_t*>(output.first.data) + i * output.image_bytes;
+        const size_t place = output.places.empty() ? i : static_cast<size_t>(output.places[i]);
+        image.view.out.data = static_cast<uint8_t*>(output.first.data) + place * output.image_bytes;
         const size_t steps = output.programs.size() / images_.size();
         image.view.program = output.programs.subspan(i * steps, steps);
         job.views = {&image.view, 1};

@@ -58,10 +58,11 @@ struct PartOptions {
     int threads = 1;
 };
 
-// The output of the first sample; that of each other one is `image_bytes` behind the one before it.
+// The output of row 0; that of each other row is `image_bytes` behind the one before it.
 struct PartOutput {
     Output first;
     size_t image_bytes = 0;
+    std::span<const int64_t> places;  // the row of each sample; empty: its number
     Program programs;  // of all samples, of equal lengths, one behind the other; may be empty
 };
 

@@ -1,0 +1,82 @@
+"""The files of a folder in a store that is no shard set: its objects, as one listing has found them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+
+from feeder.errors import NotFoundError, SourceError
+from feeder.shard.cache.cached_file import Contents
+from feeder.shard.cache.presence import IDENTITY_BYTES
+from feeder.shard.store.store import Entry, Store
+
+__all__ = ["LISTING", "ListedFiles"]
+
+LISTING = "objects.json"  # in a mirror's folder: [[key, bytes, time of the last change in ns, identity], ...]
+_KEPT_S = 60.0  # in which the ranks of a job open the folder
+
+
+class ListedFiles:
+    """The contents of a folder's objects; see :class:`feeder.shard.cache.set_files.SetFiles`.
+
+    Args:
+        store: The folder.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._objects: dict[str, tuple[Entry, bytes]] | None = None
+        self._listing = Contents(0, b"")
+        self._listed = 0.0
+
+    def of(self, name: str) -> Contents:
+        """Returns the contents of an object, or of the listing.
+
+        Raises:
+            SourceError: if the folder is empty, or there is no such bucket.
+            StoreError: if the store can't be listed, or had no such object when it was.
+        """
+        with self._lock:
+            if self._objects is None:
+                self._objects = self._list()
+            if name == LISTING:
+                return self._listing
+            found = self._objects.get(name)
+        if found is None:
+            raise NotFoundError(f"{self._store.url.object(name)}: there was no such object when the folder was listed")
+        entry, identity = found
+        return Contents(entry.size_bytes, identity, entry.etag)
+
+    def forget(self) -> None:
+        """Has the folder listed again, unless it was within the last minute."""
+        with self._lock:
+            if time.monotonic() - self._listed > _KEPT_S:
+                self._objects = None
+
+    def replaced(self) -> list[str]:
+        """See :meth:`SetFiles.replaced`; objects are compared when they are needed."""
+        return []
+
+    def _list(self) -> dict[str, tuple[Entry, bytes]]:
+        try:
+            entries = list(self._store.list())
+        except NotFoundError as error:
+            raise SourceError(str(error)) from None
+        if not entries:
+            raise SourceError(f"{self._store.url.object('')}: holds no object; check the bucket and the prefix")
+
+        objects = {entry.key: (entry, _identity(entry)) for entry in entries}
+        rows = [[key, one.size_bytes, one.modified_ns, name.hex()] for key, (one, name) in objects.items()]
+        data = json.dumps(rows).encode()
+        own = hashlib.sha256(data).digest()[:IDENTITY_BYTES]
+        self._listing = Contents(len(data), own, fetch=lambda: data, is_kept=True)
+        self._listed = time.monotonic()
+        return objects
+
+
+def _identity(entry: Entry) -> bytes:
+    text = f"{entry.size_bytes} {entry.etag} {entry.modified_ns}"
+    return hashlib.sha256(text.encode()).digest()[:IDENTITY_BYTES]

@@ -1,0 +1,136 @@
+"""Folders of images in a store, read as they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feeder
+from feeder import transforms as T
+from feeder.errors import ChangedError, DecodeError, SourceError, StoreError
+from tests.support.batches import copied_epoch, same_batches
+from tests.support.images import encode, make_tree, pixels
+from tests.support.remote import Bucket
+from tests.support.remote_sets import end_fetchers
+
+CROP = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
+FIELDS = ("key", "index", "txt")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    with end_fetchers(tmp_path):
+        yield tmp_path / "cache"
+
+
+@pytest.fixture
+def images(tmp_path: Path, bucket: Bucket) -> Path:
+    """Three classes of ten images each, one with a caption; in the bucket, too, below "images"."""
+    found = make_tree(tmp_path / "images")
+    (found / "class-1" / "img-003.txt").write_text("a caption")
+    (found / "class-1" / "later").mkdir()
+    (found / "class-1" / "later" / "img.jpg").write_bytes(encode(pixels(7)))
+    for path in found.rglob("*.*"):
+        bucket.put(f"images/{path.relative_to(found).as_posix()}", path.read_bytes())
+    return found
+
+
+def stored(bucket: Bucket, cache: Path, **options: Any) -> feeder.FolderDataset:
+    return feeder.FolderDataset(f"{bucket.url}/images", CROP, FIELDS, cache_dir=cache, **options)
+
+
+def loader(dataset: Any, **options: Any) -> feeder.DataLoader:
+    return feeder.DataLoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 1, **options})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_are_those_of_a_local_copy_and_ask_once_for_each_object(
+    bucket: Bucket, cache: Path, images: Path, workers: int
+) -> None:
+    dataset = stored(bucket, cache)
+    local = feeder.FolderDataset(images, CROP, FIELDS)
+    assert dataset.classes == local.classes == ["class-0", "class-1", "class-2"]
+    assert dataset.targets == local.targets
+    assert dataset.reader.fingerprint() == local.reader.fingerprint()
+    assert dataset.reader.field(3, "path") == f"{bucket.url}/images/class-0/img-003.jpg"
+
+    remote, other = loader(dataset, num_workers=workers), loader(local)
+    for _ in range(2):
+        assert same_batches(copied_epoch(remote), copied_epoch(other))
+    counts = remote.stats()["remote"]
+    assert counts["requests"] == 32
+    assert counts["bytes"] >= sum(path.stat().st_size for path in images.rglob("*.*"))
+    remote.close()
+
+
+def test_a_run_goes_on_from_a_local_copy_and_on_other_ranks(bucket: Bucket, cache: Path, images: Path) -> None:
+    first = loader(feeder.FolderDataset(images, CROP, FIELDS))
+    batches = iter(first)
+    for _ in range(3):
+        next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = [key for batch in batches for key in batch[2]]
+
+    found = []
+    for rank in range(2):
+        part = loader(stored(bucket, cache), batch_size=2, rank=rank, world_size=2)
+        part.load_state_dict(state)
+        found.append([batch[2] for batch in part])
+    assert [key for both in zip(*found, strict=True) for part in both for key in part][: len(rest)] == rest
+
+
+def test_an_object_that_is_no_image_is_named_or_replaced(bucket: Bucket, cache: Path, images: Path) -> None:
+    bucket.put("images/class-2/img-004.jpg", b"no image at all")
+    with pytest.raises(DecodeError, match=r"class-2/img-004\.jpg"):
+        copied_epoch(loader(stored(bucket, cache)))
+    skipping = loader(stored(bucket, cache), on_error="skip")
+    with pytest.warns(UserWarning, match="1 of 31 samples"):
+        assert sum(len(batch[0]) for batch in skipping) == 31
+    assert [each["key"] for each in skipping.stats()["substitutions"]] == ["class-2/img-004.jpg"]
+
+
+def test_an_object_that_changed_since_the_listing_is_named(bucket: Bucket, cache: Path, images: Path) -> None:
+    dataset = stored(bucket, cache)
+    before = (images / "class-0" / "img-002.jpg").read_bytes()
+    bucket.put("images/class-0/img-002.jpg", before[:-1] + b"\0")  # of the same size
+    with pytest.raises(ChangedError, match=r"class-0/img-002\.jpg.*was replaced"):
+        copied_epoch(loader(dataset))
+
+
+def test_an_object_that_another_job_has_brought_anew_is_not_taken_for_the_one_that_was_listed(
+    bucket: Bucket, cache: Path, images: Path
+) -> None:
+    dataset = stored(bucket, cache)
+    with end_fetchers(cache):
+        pass
+    bucket.put("images/class-0/img-002.jpg", encode(pixels(99)))
+    assert len(copied_epoch(loader(stored(bucket, cache)))) == 8
+    with pytest.raises(ChangedError, match=r"class-0/img-002\.jpg: it was replaced"):
+        copied_epoch(loader(dataset))
+
+
+def test_what_is_no_folder_of_class_folders_says_so(
+    bucket: Bucket, cache: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(prefix: str) -> feeder.FolderDataset:
+        return feeder.FolderDataset(f"{bucket.url}/{prefix}", cache_dir=cache)
+
+    with pytest.raises(SourceError, match="holds no object; check the bucket and the prefix"):
+        opened("nothing")
+    with pytest.raises(SourceError, match="expected a folder for each class"):
+        opened("images/class-0")
+    bucket.put("images/empty/notes", b"no image")
+    with pytest.raises(SourceError, match="empty: found no image in this class folder"):
+        opened("images")
+    bucket.put("images/empty/a.jpg", encode(pixels(1)))
+    with end_fetchers(cache):
+        pass
+    with pytest.warns(UserWarning, match="1 object without the extension of an image, such as empty/notes"):
+        assert len(opened("images")) == 32
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(StoreError, match="images"):
+        feeder.FolderDataset(f"{bucket.url}/images", cache_dir=cache / "other")
