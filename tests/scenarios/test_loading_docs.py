@@ -61,7 +61,7 @@ def run(sign: str, shards: Path) -> dict[str, Any]:
 def test_a_dataset_class_of_ones_own(tmp_path: Path) -> None:
     paths = sorted(make_tree(tmp_path, 2, 4).rglob("*.jpg"))
     names: dict[str, Any] = {"feeder": feeder, "T": T, "torch": torch, "rows": [(path, 7) for path in paths]}
-    exec(block("docs/loading.md", "feeder.Encoded(path").replace("num_workers=8", "num_workers=0"), names)
+    exec(block("docs/loading.md", "class Table").replace("num_workers=8", "num_workers=0"), names)
     (images, labels), *others = names["loader"]
     assert not others
     assert images.shape == (8, 3, 224, 224)
