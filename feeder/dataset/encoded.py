@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.utils.data._utils import collate as torch_collate
 
 from feeder.dataset.decoding import current_counts
 from feeder.dataset.folder_reader import MACHINE_ERRORS
+from feeder.dataset.target_values import TargetValue, boxes_of, target_values
 from feeder.decoders.decode import check_recipe, different_sizes_of, drawn_seed, header, thread_decoder
 from feeder.decoders.decoder import View
 from feeder.decoders.image_header import clipped_warning
@@ -20,13 +21,18 @@ from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.source.image_file import read_image
 from feeder.system.warning import warn
-from feeder.transforms import Recipe
+from feeder.transforms import BoundingBoxes, KeyPoints, Mask, Recipe
+from feeder.transforms.targets import Target
 from feeder.transforms.torchvision_recipes import are_same, parts_of, recipe_of
+
+if TYPE_CHECKING:
+    from feeder.transforms import Draws
 
 __all__ = ["Encoded", "Group", "OpenedImage", "check_sizes", "decode_opened"]
 
 _KNOWN_RECIPES = 256
-_known: dict[int, tuple[tuple[Any, ...], Recipe]] = {}  # by the id of the transform, which the parts keep alive
+# By the id of the transform, which the parts keep alive, and the kinds of its targets.
+_known: dict[tuple[int, tuple[Target, ...]], tuple[tuple[Any, ...], Recipe, tuple[TargetValue, ...]]] = {}
 
 
 class Encoded:
@@ -50,16 +56,29 @@ class Encoded:
             [H, W].
         transform: The ops on the image, as :class:`feeder.ShardDataset` takes them, or torchvision's ``Compose``; make
             it once, outside of ``__getitem__``. Two views of an image are two Encoded.
+        targets: Pairs of a declaration and a value, such as ``[(T.BoundingBoxes(), {"boxes": ..., "labels": ...})]``,
+            which the geometry of the transform moves with the image. In the sample ``(image, *targets)`` then stands in
+            its place. A value is what the member of a shard has, see :class:`feeder.transforms.Mask` and its
+            neighbours: its path or bytes; or the numbers of a mask, [H, W] as an array, tensor or Pillow image; or the
+            object of boxes or keypoints, of lists, arrays or tensors. A batch has tensors [N, H, W] of masks, and lists
+            of N dicts of the others.
 
     Raises:
-        ArgumentError: for data that is neither, or an op in a wrong place.
+        ArgumentError: for data that is neither, an op in a wrong place, or targets that it can't be done to.
     """
 
-    __slots__ = ("data", "recipe")
+    __slots__ = ("data", "kinds", "recipe", "targets")
 
-    def __init__(self, data: str | os.PathLike[str] | bytes | bytearray | memoryview, transform: Any = None) -> None:
+    def __init__(
+        self,
+        data: str | os.PathLike[str] | bytes | bytearray | memoryview,
+        transform: Any = None,
+        *,
+        targets: Iterable[tuple[Target, Any]] = (),
+    ) -> None:
         self.data: str | bytes = data if isinstance(data, (str, bytes)) else _path_or_bytes(data)
-        self.recipe = _recipe_of(transform)
+        kinds, self.targets = _kinds_and_values(targets) if targets else ((), ())
+        self.recipe, self.kinds = _recipe_of(transform, kinds)
 
     if not TYPE_CHECKING:  # a type checker would take it for every name
 
@@ -74,22 +93,15 @@ class Encoded:
         return f"Encoded({shown}, {self.recipe!r})"
 
     def open(self) -> OpenedImage:
-        """Reads the image and its header.
+        """Reads the image and its header, and its targets.
 
         Raises:
-            DecodeError: if it can't be read, or is no image; without a name.
+            DecodeError: if one of them can't be read, or is none; without a name.
         """
-        data = self.data
-        if isinstance(data, str):
-            try:
-                data = read_image(data)
-            except OSError as error:
-                if error.errno in MACHINE_ERRORS:
-                    raise
-                raise DecodeError(f"can't be read: {error.strerror}") from None
-            except ValueError as error:
-                raise DecodeError(str(error)) from None
-        return OpenedImage(data, self.recipe, *header(data))
+        data = _read(self.data) if isinstance(self.data, str) else self.data
+        orientation, size = header(data)
+        given = [kind.given(_plain(value), orientation) for kind, value in zip(self.kinds, self.targets, strict=True)]
+        return OpenedImage(data, self.recipe, orientation, size, self.kinds, given)
 
     def named(self, error: DecodeError, sample: str) -> DecodeError:
         """Returns an error with the names of the file and the sample in it."""
@@ -101,13 +113,14 @@ class Encoded:
         """Returns the name of the file, or else of the sample."""
         return self.data if isinstance(self.data, str) else f"the image of {sample}"
 
-    def decode(self) -> torch.Tensor:
-        """Decodes the image alone, to look at it: [3, H, W], drawn from torch's random state.
+    def decode(self) -> Any:
+        """Decodes the image alone, to look at it: [3, H, W], drawn from torch's random state; or ``(image, *targets)``.
 
         Raises:
             DecodeError: if it can't be decoded.
         """
-        return _drawn_batch([self])[0]
+        pixels, targets = _drawn([self])
+        return (pixels[0], *targets[0]) if self.kinds else pixels[0]
 
 
 class OpenedImage(NamedTuple):
@@ -118,12 +131,16 @@ class OpenedImage(NamedTuple):
         recipe: The ops on it.
         orientation: EXIF orientation to apply, 1-8.
         size: Upright (height, width), pixels.
+        kinds: Of its targets.
+        given: The targets, as they were read.
     """
 
     data: bytes
     recipe: Recipe
     orientation: int
     size: tuple[int, int]
+    kinds: tuple[TargetValue, ...]
+    given: list[Any]
 
 
 class Group(NamedTuple):
@@ -145,7 +162,7 @@ def decode_opened(
     epoch: int,
     options: tuple[str | Dali, str, int],
     empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor | None] | None = None,
-) -> tuple[list[Group], list[DecodeError | None]]:
+) -> tuple[list[Group], list[DecodeError | None], list[tuple[Any, ...]]]:
     """Decodes and augments images, those of one recipe and output size in one call.
 
     Args:
@@ -157,14 +174,18 @@ def decode_opened(
         empty: Returns memory for all N images, if they are of one recipe and size, or None; None: ordinary memory.
 
     Returns:
-        The images in groups; and N entries, None or the error of an image whose pixels are undefined.
+        The images in groups; N entries, None or the error of an image whose pixels are undefined; and the targets of
+        each image.
     """
     groups: list[Group] = []
     errors: list[DecodeError | None] = [None] * len(images)
+    targets: list[tuple[Any, ...]] = [()] * len(images)
     for recipe, rows in _by_recipe(images):
-        recipe = recipe.at(None, epoch)
+        recipe, kinds = recipe.at(None, epoch), images[rows[0]].kinds
         decoder = thread_decoder(recipe, *options)
-        draws = recipe.draw(seed, epoch, [keys[row] for row in rows], [images[row].size for row in rows])
+        sizes = np.array([images[row].size for row in rows], np.int32)
+        boxes = boxes_of(recipe, kinds, [*zip(*(images[row].given for row in rows), strict=True)], sizes)
+        draws = recipe.draw(seed, epoch, [keys[row] for row in rows], sizes, boxes)
 
         for some in _by_size(draws.output_size.tolist()):
             height, width = draws.output_size[some[0]].tolist()
@@ -184,15 +205,27 @@ def decode_opened(
             for row, error in zip(group.rows, result.errors, strict=True):
                 errors[row] = error
             _count(result.clipped, result.slow)
-    return groups, errors
+
+        for place, row in enumerate(rows if kinds else ()):
+            try:
+                targets[row] = _moved(images[row], draws, place)
+            except DecodeError as error:
+                errors[row] = error
+    return groups, errors, targets
+
+
+def _moved(image: OpenedImage, draws: Draws, row: int) -> tuple[Any, ...]:
+    """Returns an image's targets by its row of the draws, as a sample has them."""
+    found = [kind.sample(kind.finish(value, draws, row)) for kind, value in zip(image.kinds, image.given, strict=True)]
+    return tuple(_Annotations(each) if isinstance(each, dict) else each for each in found)
 
 
 def _by_recipe(images: Sequence[OpenedImage]) -> list[tuple[Recipe, list[int]]]:
-    """Returns the recipes, each with the places of its images."""
+    """Returns the recipes, each with the places of its images of the same kinds of targets."""
     found: list[tuple[Recipe, list[int]]] = []
     for row, image in enumerate(images):
         for recipe, rows in found:
-            if recipe is image.recipe or recipe == image.recipe:
+            if (recipe is image.recipe or recipe == image.recipe) and images[rows[0]].kinds == image.kinds:
                 rows.append(row)
                 break
         else:
@@ -230,23 +263,74 @@ def _path_or_bytes(data: Any) -> str | bytes:
     )
 
 
-def _recipe_of(transform: Any) -> Recipe:
-    """Returns the checked recipe of a transform, made once for each object."""
+def _read(path: str) -> bytes:
+    try:
+        return read_image(path)
+    except OSError as error:
+        if error.errno in MACHINE_ERRORS:
+            raise
+        raise DecodeError(f"can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DecodeError(str(error)) from None
+
+
+def _kinds_and_values(targets: Iterable[Any]) -> tuple[tuple[Target, ...], tuple[Any, ...]]:
+    pairs = [*targets]
+    for place, pair in enumerate(pairs):
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], (BoundingBoxes, KeyPoints, Mask))):
+            raise ArgumentError(
+                f"targets[{place}] must be a pair such as (T.Mask(), mask), of a T.Mask, T.BoundingBoxes or "
+                f"T.KeyPoints and its value, got {str(pair)[:60]!r}; another image is another feeder.Encoded"
+            )
+    return tuple(kind for kind, _ in pairs), tuple(value for _, value in pairs)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a target's value as :meth:`TargetValue.given` takes it."""
+    if isinstance(value, Mapping):
+        kinds: Any = tuple, np.ndarray, torch.Tensor
+        return {name: np.asarray(each).tolist() if isinstance(each, kinds) else each for name, each in value.items()}
+    if isinstance(value, (str, os.PathLike)):
+        return _read(os.fsdecode(value))
+    return value if isinstance(value, bytes) else np.asarray(value)
+
+
+def _recipe_of(transform: Any, kinds: tuple[Target, ...]) -> tuple[Recipe, tuple[TargetValue, ...]]:
+    """Returns the checked recipe of a transform with its targets, made once for each object."""
     parts = parts_of(transform)
-    known = _known.get(id(transform))
+    known = _known.get((id(transform), kinds))
     if known is not None and are_same(parts, known[0]):
-        return known[1]
+        return known[1:]
 
     recipe = recipe_of(transform)
-    check_recipe(recipe.at(None, 0))
+    if not kinds:
+        check_recipe(recipe.at(None, 0))
+    named = {f"targets[{place}]": kind for place, kind in enumerate(kinds)}
+    targets = cast(tuple[TargetValue, ...], target_values(named, recipe))
     if len(_known) == _KNOWN_RECIPES:
         _known.clear()
-    _known[id(transform)] = parts, recipe
-    return recipe
+    _known[id(transform), kinds] = parts, recipe, targets
+    return recipe, targets
 
 
-def _drawn_batch(images: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+class _Annotations(dict[str, Any]):
+    """Boxes or keypoints of a sample; a batch has a list of them, as their numbers differ."""
+
+
+def _listed(samples: Sequence[Any], *, collate_fn_map: Any = None) -> list[dict[str, Any]]:
+    return [dict(each) for each in samples]
+
+
+def _drawn_batch(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     """Returns the batch of some images, [N, 3, H, W], drawn from torch's random state; also in torch's own loader."""
+    pixels, targets = _drawn(images)
+    if not images[0].kinds:
+        return pixels
+    return [pixels, *torch_collate.collate(targets, collate_fn_map=collate_fn_map)]
+
+
+def _drawn(images: Sequence[Any]) -> tuple[torch.Tensor, list[tuple[Any, ...]]]:
+    """Returns images [N, 3, H, W] and the targets of each, drawn from torch's random state."""
     opened = []
     for row, image in enumerate(images):
         if not isinstance(image, Encoded):
@@ -258,17 +342,17 @@ def _drawn_batch(images: Sequence[Any], *, collate_fn_map: Any = None) -> torch.
         except DecodeError as error:
             raise image.named(error, _place(row)) from None
 
-    groups, errors = decode_opened(opened, range(len(opened)), drawn_seed(), 0, ("auto", "fast", 1))
+    groups, errors, targets = decode_opened(opened, range(len(opened)), drawn_seed(), 0, ("auto", "fast", 1))
     for row, found in enumerate(errors):
         if found is not None:
             raise images[row].named(found, _place(row))
 
     if len(groups) == 1:
-        return groups[0].pixels
+        return groups[0].pixels, targets
     rows = {row: pixels for group in groups for row, pixels in zip(group.rows, group.pixels, strict=True)}
     made = [rows[row] for row in range(len(rows))]
     check_sizes(made, lambda row: images[row].name(_place(row)))
-    return torch.stack(made)
+    return torch.stack(made), targets
 
 
 def check_sizes(images: Sequence[torch.Tensor], name: Callable[[int], str]) -> None:
@@ -291,4 +375,4 @@ def _place(row: int) -> str:
 
 
 # A place that torch documents for further types.
-torch_collate.default_collate_fn_map[Encoded] = _drawn_batch
+torch_collate.default_collate_fn_map |= {Encoded: _drawn_batch, _Annotations: _listed}

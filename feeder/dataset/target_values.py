@@ -56,11 +56,22 @@ class TargetValue(Extra):
     target: Target
     recipe: Recipe
 
-    def read(self, reader: Reader, i: int) -> _Given:
+    def read(self, reader: Reader, i: int) -> Any:
         data = reader.member(i, self.name)
         if data is None:
             raise self._error("the sample has no such member; each sample needs one")
-        orientation = reader.orientation(i)
+        return self.given(data, reader.orientation(i))
+
+    def given(self, data: Any, orientation: int) -> Any:
+        """Returns a target of an image of that EXIF orientation, as :meth:`read` does.
+
+        Args:
+            data: The member's bytes; or a mask's numbers as an array [H, W], or the object of boxes or keypoints.
+            orientation: 1-8.
+
+        Raises:
+            DecodeError: if it is no such target.
+        """
         if orientation != 1 and self.target.canvas is None:
             raise self._error(
                 f"the image has EXIF orientation {orientation}: give the target canvas='stored' if it is in pixels of "
@@ -74,7 +85,7 @@ class TargetValue(Extra):
     def _error(self, reason: str) -> DecodeError:
         return DecodeError(f"target {self.name!r}: {reason}")
 
-    def _decode(self, data: bytes) -> Any:
+    def _decode(self, data: Any) -> Any:
         raise NotImplementedError
 
     def _moves(self, given: _Given, draws: Draws, row: int) -> Moves:
@@ -106,7 +117,7 @@ class MaskValue(TargetValue):
         fill = self.target.fill if self.is_padded else None
         return (Column(size or (0, 0), self.target.dtype, 0, fill),)  # the loader knows the size
 
-    def _decode(self, data: bytes) -> MaskArray:
+    def _decode(self, data: Any) -> MaskArray:
         return decode_mask(data, self.target.dtype)
 
     def finish(self, value: _Given, draws: Draws, row: int) -> Any:
@@ -168,7 +179,7 @@ class BoxesValue(_AnnotationsValue):
     target: BoundingBoxes
     _key = "boxes"
 
-    def _decode(self, data: bytes) -> Annotations:
+    def _decode(self, data: Any) -> Annotations:
         found = decode_boxes(data)
         if "labels" not in found.rest:
             if len(found.values):
@@ -196,7 +207,7 @@ class PointsValue(_AnnotationsValue):
     target: KeyPoints
     _key = "keypoints"
 
-    def _decode(self, data: bytes) -> Annotations:
+    def _decode(self, data: Any) -> Annotations:
         return decode_points(data)
 
     def _moved(self, values: npt.NDArray[np.float32], moves: Moves) -> tuple[npt.NDArray[np.float32], Int64s]:

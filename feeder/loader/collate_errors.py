@@ -39,6 +39,21 @@ class ShownCollate:
         self.lost = lost
         self._has_warned = False
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # timm asks for the kind of its own function, and switches it off in later epochs
+        return type(self.given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.given, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("given", "lost", "_has_warned"):
+            vars(self)[name] = value
+        else:
+            setattr(self.given, name, value)
+
     def __call__(self, samples: Any) -> Any:
         """Returns the batch of some samples.
 

@@ -652,6 +652,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if page is not None:
                 page.close()
 
+    def reset(self) -> None:
+        """Has the workers of the next epoch take the dataset as it is then, also those that would have stayed.
+
+        An epoch that has begun goes on. ultralytics' trainer calls it.
+        """
+        self._iterator = None
+
     def _stage_words(self) -> npt.NDArray[np.int64]:
         """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""
         return self._generic_path.meters.words() if self._fast is None else self._fast.stage_words()

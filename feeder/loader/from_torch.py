@@ -92,13 +92,15 @@ def _converted_loader(loader: Any, transform: Any, strict: bool) -> Any:
     for method in ("__iter__", "_get_iterator", "__len__"):
         if getattr(type(loader), method) is not getattr(torch.utils.data.DataLoader, method):
             name = type(loader).__name__
-            raise TypeError(
-                f"{name} has a {method} of its own, which feeder does not guess: give feeder.from_torch its dataset, "
-                "and the result to feeder.DataLoader"
-            )
+            way_out = "give feeder.from_torch its dataset, and the result to feeder.DataLoader"
+            if name == "MultiEpochsDataLoader":
+                way_out = "leave use_multi_epochs_loader out; persistent_workers keeps workers between epochs too"
+            raise TypeError(f"{name} has a {method} of its own, which feeder does not guess: {way_out}")
 
     options = {name: getattr(loader, name) for name in _SAME}
-    if loader.collate_fn not in (*DEFAULT_COLLATES, torch.utils.data.default_convert):
+    function = loader.collate_fn
+    does_as_torchs = f"{function.__module__}.{getattr(function, '__name__', '')}" == "timm.data.loader.fast_collate"
+    if not (does_as_torchs or function in (*DEFAULT_COLLATES, torch.utils.data.default_convert)):
         options["collate_fn"] = loader.collate_fn
     if loader.prefetch_factor != DEFAULT_PREFETCH:
         options["prefetch_factor"] = loader.prefetch_factor

@@ -38,7 +38,8 @@ ELSEWHERE = {
     ("docs/frameworks.md", "nodes.Batcher"): "scenarios/test_pipelines.py::test_torchdata",
     ("docs/frameworks.md", "with_transform"): "scenarios/test_pipelines.py::test_hugging_face_datasets",
     ("docs/frameworks.md", "map_batches"): "scenarios/test_pipelines.py::test_ray_data",
-    ("docs/loading.md", "feeder.Encoded(path"): "scenarios/test_loading_docs.py::test_a_dataset_class_of_ones_own",
+    ("docs/loading.md", "class Table"): "scenarios/test_loading_docs.py::test_a_dataset_class_of_ones_own",
+    ("docs/loading.md", "class Scenes"): "scenarios/test_loading_docs.py::test_targets_of_a_dataset_class_of_ones_own",
     ("docs/image-sizes.md", "feeder.Buckets(pixels"): "scenarios/test_loading_docs.py::test_buckets",
     ("docs/image-sizes.md", "PadToBatch(multiple"): "scenarios/test_loading_docs.py::test_padded_batches",
     ("docs/image-sizes.md", "model.transform.resize"): (

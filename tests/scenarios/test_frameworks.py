@@ -580,6 +580,29 @@ def test_loaders_without_an_end_have_all_epochs_from_one_iterator(
     assert len([*loader]) == 7
 
 
+class _Changed(torch.utils.data.Dataset[int]):
+    value = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> int:
+        return self.value
+
+
+def test_a_reset_has_the_next_epoch_take_the_dataset_as_it_is() -> None:
+    """As ultralytics' trainer does it, in a loader whose workers stay."""
+    dataset = _Changed()
+    loader = DataLoader(dataset, 2, num_workers=1, persistent_workers=True)
+    first = iter(loader)
+    seen = [next(first).tolist()]
+    dataset.value = 1
+    loader.reset()
+    seen += [batch.tolist() for batch in first]
+    assert seen == [[0, 0], [0, 0]]
+    assert [batch.tolist() for batch in loader] == [[1, 1], [1, 1]]
+
+
 def test_collate_function_that_frameworks_pass_on_is_torchs_default(shards: Path) -> None:
     dataset = _dataset("shards", shards)
     rebuilt = DataLoader(dataset, batch_size=8, collate_fn=DataLoader(dataset, batch_size=8).collate_fn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from feeder import transforms as T
 from tests.support.documents import block
 from tests.support.images import make_tree
 from tests.support.loader_data import write_shards
+from tests.support.target_data import members
 from tests.support.with_torchvision import run_with_torchvision
 
 _DETECTOR = """
@@ -59,12 +61,27 @@ def run(sign: str, shards: Path) -> dict[str, Any]:
 def test_a_dataset_class_of_ones_own(tmp_path: Path) -> None:
     paths = sorted(make_tree(tmp_path, 2, 4).rglob("*.jpg"))
     names: dict[str, Any] = {"feeder": feeder, "T": T, "torch": torch, "rows": [(path, 7) for path in paths]}
-    exec(block("docs/loading.md", "feeder.Encoded(path").replace("num_workers=8", "num_workers=0"), names)
+    exec(block("docs/loading.md", "class Table").replace("num_workers=8", "num_workers=0"), names)
     (images, labels), *others = names["loader"]
     assert not others
     assert images.shape == (8, 3, 224, 224)
     assert images.dtype == torch.float32
     assert labels.tolist() == [7] * 8
+
+
+def test_targets_of_a_dataset_class_of_ones_own(tmp_path: Path) -> None:
+    rows = []
+    for i in range(6):
+        paths = [tmp_path / f"{i}.{name}" for name in ("png", "seg.png")]
+        for path, name in zip(paths, ("png", "seg.png"), strict=True):
+            path.write_bytes(members(i)[name])
+        rows.append((*paths, np.array([[2, 3, 20, 12]]), torch.tensor([5])))
+    names: dict[str, Any] = {"feeder": feeder, "T": T, "torch": torch, "rows": rows}
+    exec(block("docs/loading.md", "class Scenes").replace("num_workers=8", "num_workers=0"), names)
+    assert names["images"].shape == (6, 3, 224, 224)
+    assert names["masks"].shape == (6, 224, 224)
+    assert [len(each["boxes"]) for each in names["boxes"]] == [len(each["labels"]) for each in names["boxes"]]
+    assert {label for each in names["boxes"] for label in each["labels"].tolist()} == {5}
 
 
 def test_buckets(shards: Path) -> None:

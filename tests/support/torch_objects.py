@@ -254,6 +254,33 @@ def timms_prefetcher(folder: Path) -> None:
         assert (images - expected).abs().max() <= 1.01 / 64
         assert torch.equal(labels, their_labels)
 
+    def fast_collate(samples: Any) -> Any:
+        raise AssertionError("feeder makes the same batches itself")
+
+    class Mixing:  # as timm's FastCollateMixup
+        mixup_enabled = True
+
+        def __call__(self, samples: Any) -> Any:
+            images, labels = torch.utils.data.default_collate(samples)
+            return images * self.mixup_enabled, labels
+
+    fast_collate.__module__ = "timm.data.loader"
+    alike = feeder.from_torch(PrefetchLoader(torch.utils.data.DataLoader(dataset, 4, collate_fn=fast_collate)))
+    assert [labels.tolist() for _, labels in alike] == [labels.tolist() for _, labels in theirs]
+
+    mixed = feeder.from_torch(PrefetchLoader(torch.utils.data.DataLoader(dataset, 4, collate_fn=Mixing())))
+    assert isinstance(mixed.loader.collate_fn, Mixing)
+    assert next(iter(mixed.loader))[0].max() > 0
+    mixed.loader.collate_fn.mixup_enabled = False
+    assert mixed.loader.collate_fn.mixup_enabled is False
+    assert next(iter(mixed.loader))[0].max() == 0
+
+    class MultiEpochsDataLoader(torch.utils.data.DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return super().__iter__()
+
+    refused(lambda: feeder.from_torch(PrefetchLoader(MultiEpochsDataLoader(dataset))), "use_multi_epochs_loader out")
+
     recipe = [T.Resize((16, 16)), T.ToDtype("float32", scale=True)]
     with pytest.raises(feeder.ArgumentError, match="PrefetchLoader normalizes and erases on the device"):
         feeder.from_torch(theirs, transform=recipe)

@@ -42,8 +42,8 @@ class Annotations(NamedTuple):
         return Annotations(values, self.rest | rest)
 
 
-def decode_boxes(data: Buffer) -> Annotations:
-    """Parses ``{"boxes": [[4 numbers], ...], "labels": [int, ...], <further lists>}``.
+def decode_boxes(data: Buffer | dict[str, Any]) -> Annotations:
+    """Parses ``{"boxes": [[4 numbers], ...], "labels": [int, ...], <further lists>}``; of an object it takes the lists.
 
     Raises:
         DecodeError: saying what else it is.
@@ -51,8 +51,8 @@ def decode_boxes(data: Buffer) -> Annotations:
     return _decode(data, "boxes", "[[4 numbers], ...]", lambda shape: len(shape) == 2 and shape[1] == 4, (0, 4))
 
 
-def decode_points(data: Buffer) -> Annotations:
-    """Parses ``{"keypoints": [[x, y], ...] or [[[x, y], ...], ...], <further lists>}``.
+def decode_points(data: Buffer | dict[str, Any]) -> Annotations:
+    """Parses ``{"keypoints": [[x, y], ...] or [[[x, y], ...], ...], <further lists>}`` as :func:`decode_boxes` does.
 
     An empty list has the shape [0, 2], or [0, P, 2] if the object has ``"points_per_group": P``.
 
@@ -74,10 +74,14 @@ def decode_points(data: Buffer) -> Annotations:
 
 
 def _decode(
-    data: Buffer, key: str, expected: str, fits: Callable[[tuple[int, ...]], bool], empty: tuple[int, int]
+    data: Buffer | dict[str, Any],
+    key: str,
+    expected: str,
+    fits: Callable[[tuple[int, ...]], bool],
+    empty: tuple[int, int],
 ) -> Annotations:
     try:
-        found = json.loads(bytes(data))
+        found: Any = data if isinstance(data, (dict, np.ndarray)) else json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"not JSON: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get(key), list):

@@ -35,11 +35,12 @@ _COLORS = {2: "RGB", 4: "gray and alpha", 6: "RGBA"}
 _OUTSIDE = -1
 
 
-def decode_mask(data: Buffer, dtype: str, max_pixels: int = MAX_PIXELS) -> MaskArray:
+def decode_mask(data: Buffer | npt.NDArray[Any], dtype: str, max_pixels: int = MAX_PIXELS) -> MaskArray:
     """Decodes a mask.
 
     Args:
-        data: A PNG: 8-bit grayscale, bilevel or palette; with "int32" also 16-bit grayscale.
+        data: A PNG: 8-bit grayscale, bilevel or palette; with "int32" also 16-bit grayscale. Or its class numbers, of
+            any integer dtype [H, W].
         dtype: "uint8" or "int32".
         max_pixels: Larger masks are refused.
 
@@ -49,6 +50,13 @@ def decode_mask(data: Buffer, dtype: str, max_pixels: int = MAX_PIXELS) -> MaskA
     Raises:
         DecodeError: saying what else it is, and what to do.
     """
+    if isinstance(data, np.ndarray):
+        if data.ndim != 2 or data.dtype.kind not in "biu" or (data.astype(dtype) != data).any():
+            raise DecodeError(
+                f"a mask must be class numbers [H, W] that fit into {dtype}, got {data.dtype} {list(data.shape)}"
+            )
+        return cast(MaskArray, data.astype(dtype))
+
     width, height, depth = _header(data)
     if depth == 16 and dtype != "int32":
         raise DecodeError("the mask is a 16-bit PNG, which needs T.Mask(dtype=torch.int32)")

@@ -158,6 +158,7 @@ class _Sample:
         encoded: Its images.
         opened: The same, read.
         made: The same, decoded.
+        targets: Those of each.
         error: The reason why one of them can't be; None: all can.
     """
 
@@ -167,6 +168,7 @@ class _Sample:
     encoded: list[Encoded]
     opened: list[OpenedImage] = field(default_factory=list)
     made: list[Any] = field(default_factory=list)
+    targets: list[tuple[Any, ...]] = field(default_factory=list)
     error: DecodeError | None = None
 
     @property
@@ -269,7 +271,7 @@ class EncodedSamples:
             keys = [(sample.key + place * _IMAGE_STEP) & _LARGEST_KEY for sample in some]
             is_whole = self._is_stacked and len(some) == len(samples)
             options = self._options.decoder
-            groups, errors = decode_opened(
+            groups, errors, targets = decode_opened(
                 opened, keys, drawn.seed, drawn.epoch, options, self._empty if is_whole else None
             )
 
@@ -281,6 +283,7 @@ class EncodedSamples:
                     images[row] = _Row(image, whole, name) if self._is_stacked else image
             for row, (sample, error) in enumerate(zip(some, errors, strict=True)):
                 sample.made.append(images[row])
+                sample.targets.append(targets[row])
                 if error is not None:
                     sample.error = sample.encoded[place].named(error, sample.name)
 
@@ -324,7 +327,8 @@ class EncodedSamples:
 
 
 def _with_images(sample: _Sample, kind: type) -> Any:
-    made = iter(sample.made)
+    pairs = zip(sample.made, sample.targets, strict=True)
+    made = iter([(image, *targets) if targets else image for image, targets in pairs])
     return map_tensors(sample.value, lambda _: next(made), kind)
 
 
