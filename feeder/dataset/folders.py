@@ -74,6 +74,7 @@ class FolderDataset(FeederDataset):
             reader: FolderReader = open_stored_folder(options, cache_dir, exif=exif, targets=names)
         else:
             reader = FolderReader.scan(os.path.abspath(place), exif=exif, targets=names)
+
         if classes is not None:
             name_classes(reader, classes)
         if target_transform is not None:

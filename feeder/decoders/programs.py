@@ -178,6 +178,7 @@ class Finish:
             programs(self._ops[first:end], drawn[first:end], size) if is_native else None
             for is_native, first, end in self._steps[1:]
         ]
+
         errors = {}
         with kept_generators():
             for row in rows:

@@ -58,7 +58,7 @@ class MixedWork(Work):
         for row, key in enumerate(zip(sources.tolist(), samples.repeats.tolist(), strict=True)):
             groups.setdefault(key, []).append(row)
 
-        # Each source makes its rows where they are: to copy them takes a twentieth of the time that they take.
+        # Each source makes its rows where they are: a copy of an image takes a good part of the time of decoding it.
         own = Samples.of(samples.positions, samples.ids - self.starts[sources])
         part = dataclasses.replace(view, samples=own, further=view.further[:-1])
         for (source, of_pass), rows in groups.items():
