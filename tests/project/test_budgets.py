@@ -20,7 +20,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_723,
+    "dataset": 2_725,
     "decoders": 3_660,
     "fields": 356,
     "loader": 8_151,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 4_478,
     "transforms": 2_566,
 }
-TOKENS = 454_781
+TOKENS = 454_787
 OWN_PARAMETERS = 15
 DENSE = 17
 
