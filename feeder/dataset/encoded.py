@@ -78,7 +78,9 @@ class Encoded:
     ) -> None:
         self.data: str | bytes = data if isinstance(data, (str, bytes)) else _path_or_bytes(data)
         kinds, self.targets = _kinds_and_values(targets) if targets else ((), ())
-        self.recipe, self.kinds = _recipe_of(transform, kinds)
+        recipe, checked = _recipe_of(transform, kinds)
+        self.recipe = recipe
+        self.kinds = checked
 
     if not TYPE_CHECKING:  # a type checker would take it for every name
 

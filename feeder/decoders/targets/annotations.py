@@ -87,6 +87,7 @@ def _decode(
     if not isinstance(found, dict) or not isinstance(found.get(key), list):
         has = f"an object with {', '.join(map(repr, found)) or 'no keys'}" if isinstance(found, dict) else _short(found)
         raise DecodeError(f'expected {{"{key}": {expected}, "labels": [int, ...]}}, got {has}')
+
     values = _numbers(found.pop(key))
     if values is not None and not values.size and values.shape[0] == 0:
         values = values.reshape(empty)
@@ -95,6 +96,7 @@ def _decode(
             values = values.astype(np.float32)
     if values is None or not fits(values.shape) or values.dtype != np.float32 or not np.isfinite(values).all():
         raise DecodeError(f"{key!r} must be {expected}, all finite")
+
     for name, value in found.items():
         if isinstance(value, list) and len(value) != len(values):
             raise DecodeError(f"{name!r} has {len(value)} elements, and there are {len(values)} {key}")
