@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from feeder.order.skip import Skip
     from feeder.shard.format.packed_samples import packed_decoder
     from feeder.tools.device_log import CsvWriter, DeviceLog
-    from feeder.tools.tune.tune import tune
+    from feeder.tools.tune.tuner import tune
     from feeder.transforms.pad_to_batch import PadToBatch
 
 __version__ = "0.1.0"
@@ -109,7 +109,7 @@ _HOMES = {
     "explain": "feeder.loader.from_torch",
     "from_torch": "feeder.loader.from_torch",
     "packed_decoder": "feeder.shard.format.packed_samples",
-    "tune": "feeder.tools.tune.tune",
+    "tune": "feeder.tools.tune.tuner",
     "write_shards": "feeder.dataset.dataset_shards",
 }
 

@@ -26,7 +26,7 @@ from feeder.decoders.gpu.dispatch import runs_triton
 from feeder.system.nvml import Gpu, Nvml, gpu_of, open_nvml
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
-from feeder.tools.inspect import open_set
+from feeder.tools.set_report import open_set
 from feeder.tools.terminal import table
 
 __all__ = [

@@ -176,7 +176,8 @@ def choose_path(given: Mapping[str, Any], ranks: tuple[int, int] | None) -> Path
         )
 
     held = _wrapped(dataset, _DEEPEST) if source is None else source
-    if held is not None and reason is not None and _is_variable(held):
+    recipes = [] if held is None else [held.recipe, *(image.recipe for image in images_in(held.extras))]
+    if held is not None and reason is not None and any(each.is_variable for each in recipes):
         raise ArgumentError(
             "the recipe has sizes by bucket or by epoch, which a loader has on feeder's path only: "
             + ("give sizes=feeder.Buckets(...)" if held.recipe.has_bucket and sizes is None else str(reason))
@@ -208,10 +209,6 @@ def sizeless(source: FeederDataset, sizes: bool) -> _Reason | None:
                 return _Reason(why, f"give it T.Image(transform=...) whose geometry ends with {crop}")
             return _Reason(why, f"end the geometry of its recipe with {crop}, or give a collate_fn")
     return None
-
-
-def _is_variable(source: FeederDataset) -> bool:
-    return source.recipe.is_variable or any(image.recipe.is_variable for image in images_in(source.extras))
 
 
 def _foreign(dataset: Any) -> _Reason:

@@ -65,15 +65,10 @@ def epoch_values(identity: Mapping[str, Any], split: Split, recipe: Any, epoch: 
         **rest,
         "batch_size": split.batch_size,
         "drop_last": split.drop_last,
-        "recipe": _recipe_digest(recipe),
+        "recipe": hashlib.blake2b(_ADDRESS.sub("", repr(recipe)).encode(), digest_size=8).hexdigest(),
         "epoch": epoch,
         "consumed": split.start,
     }
-
-
-def _recipe_digest(recipe: Any) -> str:
-    """Returns a digest of a recipe's text, the same on all ranks."""
-    return hashlib.blake2b(_ADDRESS.sub("", repr(recipe)).encode(), digest_size=8).hexdigest()
 
 
 class Agreement:

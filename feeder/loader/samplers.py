@@ -190,7 +190,13 @@ def warn_of_split(order: Order, split: Split, *, is_meant: bool) -> bool:
         True after a warning.
     """
     if split.world_size > 1 and order.shuffle is False and not is_meant:
-        _warn_of_stored(split)
+        # Torch's loader would not split an evaluation.
+        warn(
+            f"rank {split.rank} of {split.world_size} gets its part of the epoch, {split.samples_here()} of "
+            f"{split.samples} samples, also with shuffle=False. A loader that one rank alone iterates, to evaluate for "
+            f"example, needs rank=0, world_size=1; where the split is meant, rank={split.rank} and "
+            f'world_size={split.world_size} say so. To count each sample once, see "Evaluation" in docs/loading.md',
+        )
         return True
     return order.lanes is not None and _warn_of_reach(order.lanes, split)
 
@@ -212,13 +218,3 @@ def _warn_of_reach(lanes: LaneOrder, split: Split) -> bool:
         f"shards take a world size that divides {lanes.count} and batch_size={lanes.block}, or begin a new run"
     )
     return True
-
-
-def _warn_of_stored(split: Split) -> None:
-    """Warns that an epoch in stored order, as of an evaluation, is split by rank, which torch's loader would not do."""
-    warn(
-        f"rank {split.rank} of {split.world_size} gets its part of the epoch, {split.samples_here()} of "
-        f"{split.samples} samples, also with shuffle=False. A loader that one rank alone iterates, to evaluate for "
-        f"example, needs rank=0, world_size=1; where the split is meant, rank={split.rank} and "
-        f'world_size={split.world_size} say so. To count each sample once, see "Evaluation" in docs/loading.md',
-    )

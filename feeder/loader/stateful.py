@@ -10,20 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol, TypeGuard
+from typing import Any, cast
 
-__all__ = ["Stateful", "is_stateful", "load_if_stateful", "method_of", "state_of"]
-
-
-class Stateful(Protocol):
-    """A dataset, sampler or iterator that saves its place as a state, and goes on from one."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+__all__ = ["is_stateful", "load_if_stateful", "method_of", "state_of"]
 
 
-def is_stateful(obj: Any) -> TypeGuard[Stateful]:
+def is_stateful(obj: Any) -> bool:
     """Returns True if the object has the protocol's methods."""
     return method_of(obj, "state_dict", 0) is not None and method_of(obj, "load_state_dict", 1) is not None
 
@@ -55,7 +47,7 @@ _function_takes = functools.lru_cache(256)(_takes)
 
 def state_of(obj: Any) -> dict[str, Any] | None:
     """Returns the object's state; None if it keeps none."""
-    return obj.state_dict() if is_stateful(obj) else None
+    return cast("dict[str, Any]", obj.state_dict()) if is_stateful(obj) else None
 
 
 def load_if_stateful(obj: Any, state: dict[str, Any] | None) -> None:

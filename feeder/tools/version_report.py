@@ -42,9 +42,10 @@ def report(root: str = "/") -> str:
     Args:
         root: Folder that holds the kernel's files (/proc, /sys).
     """
+    gil = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else " without the GIL"
     rows = [
         ("feeder", feeder.__version__),
-        ("Python", _python()),
+        ("Python", f"{platform.python_version()}{gil}, {sys.executable}"),
         ("system", _system()),
         ("CPU", _cpu(root)),
         *((finding.name, finding.found) for finding in check_machine(root=root)),
@@ -58,11 +59,6 @@ def report(root: str = "/") -> str:
         for name, value in rows
         for line in wrap(value.replace(home, "~/"), WIDTH, first=name.ljust(width), indent=" " * width)
     )
-
-
-def _python() -> str:
-    has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-    return f"{platform.python_version()}{'' if has_gil else ' without the GIL'}, {sys.executable}"
 
 
 def _system() -> str:

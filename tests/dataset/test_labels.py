@@ -24,7 +24,7 @@ from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
-from feeder.tools.inspect import inspect, render
+from feeder.tools.set_report import inspect, render
 from feeder.transforms import CutMix, MixUp, RandomResizedCrop
 from tests.support.images import make_tree
 from tests.support.loader_data import encode

@@ -17,7 +17,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.sample_order import Window
-from feeder.tools.tune.tune import tune
+from feeder.tools.tune.tuner import tune
 from feeder.transforms import Compose, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.support.batches import copied_epoch, same_batches, sample_ids
 from tests.support.loader_data import encode, write_shards

@@ -18,7 +18,7 @@ from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.takedown import takedown
 from feeder.tools import cli
-from feeder.tools.export import export
+from feeder.tools.exported_images import export
 from feeder.transforms import CenterCrop, Compose
 from tests.support.google_store import GoogleStore
 from tests.support.remote_sets import end_fetchers, make_set

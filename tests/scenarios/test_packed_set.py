@@ -33,8 +33,8 @@ from feeder.shard.write.sharding import shard
 from feeder.system.cores import Cores
 from feeder.system.progress import Progress
 from feeder.tools.cli import main
-from feeder.tools.export import export
-from feeder.tools.inspect import inspect
+from feeder.tools.exported_images import export
+from feeder.tools.set_report import inspect
 from feeder.tools.verify import verify
 from feeder.transforms import (
     ColorJitter,
@@ -254,8 +254,8 @@ def test_export_uses_all_cores_and_tells_of_progress_in_one_thread(
             both.wait()
         return unpack_checked(data)
 
-    monkeypatch.setattr("feeder.tools.export.unpack_checked", unpacked)
-    monkeypatch.setattr("feeder.tools.export.cores", lambda: Cores(2, 2))
+    monkeypatch.setattr("feeder.tools.exported_images.unpack_checked", unpacked)
+    monkeypatch.setattr("feeder.tools.exported_images.cores", lambda: Cores(2, 2))
     progress = OneThread()
     export(str(sets[1]), str(tmp_path / "out"), progress=progress)
     assert progress.samples == 29

@@ -25,8 +25,8 @@ from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
-from feeder.tools.export import export
-from feeder.tools.inspect import open_set
+from feeder.tools.exported_images import export
+from feeder.tools.set_report import open_set
 from feeder.tools.verify import verify
 from feeder.transforms import Compose, Resize
 from tests.support.fault_proxy import FaultProxy

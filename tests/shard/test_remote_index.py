@@ -17,7 +17,7 @@ from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.store_lock import LOCK_NAME
 from feeder.tools.cli import main
-from feeder.tools.export import export
+from feeder.tools.exported_images import export
 from tests.support.images import encode, pixels
 from tests.support.remote import Bucket
 from tests.support.shard_sets import kept, tar_members, write_tar

@@ -25,7 +25,7 @@ from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.set_writer import write_set
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
-from feeder.tools.export import export
+from feeder.tools.exported_images import export
 from feeder.tools.verify import verify
 from feeder.transforms import Compose, Resize
 from tests.support import jpegs

@@ -26,7 +26,7 @@ from feeder.shard.write.sharding import shard
 from feeder.shard.write.takedown import takedown
 from feeder.system.files import exclusive_lock
 from feeder.tools.cli import main
-from feeder.tools.export import export
+from feeder.tools.exported_images import export
 from feeder.tools.verify import verify
 from feeder.transforms import Compose, Resize
 from tests.support.images import encode, pixels

@@ -14,8 +14,8 @@ from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.takedown import takedown
 from feeder.system.progress import Progress
-from feeder.tools.export import export
-from feeder.tools.parity.parity import parity
+from feeder.tools.exported_images import export
+from feeder.tools.parity.comparison import parity
 from feeder.tools.verify import verify
 from tests.support.images import encode, make_tree, pixels
 from tests.support.shard_sets import kept, write_tar

@@ -30,7 +30,7 @@ from feeder.tools.browse.pictures import Overlays
 from feeder.tools.browse.set_view import SampleChoice, SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
-from feeder.tools.replay import targets_of
+from feeder.tools.replayed_run import targets_of
 from feeder.transforms import (
     BUCKET,
     MixUp,

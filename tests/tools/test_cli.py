@@ -17,7 +17,7 @@ import pytest
 import feeder
 from feeder.tools.cli import main
 from feeder.tools.commands import common
-from feeder.tools.inspect import inspect
+from feeder.tools.set_report import inspect
 from tests.support.commands import command_names
 from tests.support.images import encode, make_tree, pixels
 from tests.support.shard_sets import damage_row, write_tar

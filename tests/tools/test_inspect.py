@@ -23,7 +23,7 @@ from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.cli import main
-from feeder.tools.inspect import inspect, render
+from feeder.tools.set_report import inspect, render
 from feeder.tools.verify import Damage, verify
 from tests.support.folder_store import FolderStore
 from tests.support.images import encode, make_tree, pixels
@@ -106,7 +106,7 @@ def test_percentiles_are_of_all_samples_and_near_them_where_they_are_large(
     shard(str(tmp_path / "images"), str(tmp_path / "set"), ShardOptions(samples_per_shard=7, encode=KEEP))
     expected = np.percentile(rows, (0, 5, 50, 95, 100), method="nearest").tolist()
     assert inspect(str(tmp_path / "set")).image_bytes == expected
-    monkeypatch.setattr("feeder.tools.inspect.DIGITS", 4)
+    monkeypatch.setattr("feeder.tools.set_report.DIGITS", 4)
     found = inspect(str(tmp_path / "set")).image_bytes
     assert found[::4] == expected[::4]
     assert found != expected

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from feeder.loader.slots.slots import Slots
 __all__ = ["CudaGuard", "page_lock", "slot_guard"]
 
 
+@dataclass(eq=False)
 class CudaGuard:
     """Says when copies on a GPU that may still read a slot are done; see :class:`feeder.loader.slots.slots.Slots`.
 
@@ -34,16 +36,15 @@ class CudaGuard:
         stream: The stream that feeds it; None if there is none.
     """
 
-    def __init__(self, device: torch.device | None, stream: Any = None) -> None:
-        self.device = device
-        self._stream = stream
+    device: torch.device | None
+    stream: Any = None
 
     def record(self) -> list[Any]:
         """Events on the consumer's current stream, of each GPU that it may be on, and on the feeding one; during a
         capture the streams."""
         streams: list[Any] = [torch.cuda.current_stream(each) for each in _in_use(self.device)]
-        if self._stream is not None:
-            streams.append(self._stream)
+        if self.stream is not None:
+            streams.append(self.stream)
         return streams if torch.cuda.is_current_stream_capturing() else [stream.record_event() for stream in streams]
 
     def done(self, mark: list[Any]) -> bool:

@@ -36,7 +36,10 @@ def set_to_json(reader: Reader) -> dict[str, Any]:
         ArgumentError: if it is of a class of its own.
     """
     if isinstance(reader, PartReader):
-        return {"kind": "subset", "of": set_to_json(reader.whole), "ids": _ids_to_json(reader.ids)}
+        # By their differences: ids of samples in a row pack to nearly nothing.
+        steps = np.diff(reader.ids, prepend=0).astype(np.int64)
+        ids = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
+        return {"kind": "subset", "of": set_to_json(reader.whole), "ids": ids}
     if isinstance(reader, JoinedReader):
         return {"kind": "sets", "of": [set_to_json(each) for each in reader.readers], "own_index": reader.own_index}
     if type(reader) is FolderReader:
@@ -87,11 +90,6 @@ def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: i
     if _fingerprint(reader) != value.get("fingerprint"):
         raise ArgumentError(f"{path}: the set here is not the client's: its samples, their sizes or their order differ")
     return reader
-
-
-def _ids_to_json(ids: npt.NDArray[np.int64]) -> str:
-    """Returns the ids of a subset, by their differences: those of samples in a row pack to nearly nothing."""
-    return base64.b64encode(zlib.compress(np.diff(ids, prepend=0).astype(np.int64).tobytes(), 1)).decode()
 
 
 def _ids_from_json(value: Any, samples: int) -> npt.NDArray[np.int64]:

@@ -225,11 +225,8 @@ def _is_affine(recipe: Recipe) -> bool:
 def given_labels(reader: Reader) -> npt.NDArray[Any] | None:
     """Returns the labels of all samples where they are the dataset's own, and not the set's: by target_transform=,
     classes=, labels= or a folder's names; None where the set has them."""
-    return reader.labels() if any(_has_given_labels(each) for each in leaves(reader)) else None
-
-
-def _has_given_labels(reader: Reader) -> bool:
-    return not isinstance(reader, ShardReader) or reader.given_labels is not None
+    are_the_sets = all(isinstance(each, ShardReader) and each.given_labels is None for each in leaves(reader))
+    return None if are_the_sets else reader.labels()
 
 
 def _refused(what: str) -> ArgumentError:

@@ -91,6 +91,7 @@ class ImageDraws:
         return self.begin()
 
 
+@dataclass(eq=False)
 class DrawnSampler:
     """An index sampler of torch's, of a loader whose dataset may leave images to it; see Note [Draws of any dataset].
 
@@ -99,9 +100,8 @@ class DrawnSampler:
         draws: The loader's draws.
     """
 
-    def __init__(self, sampler: Any, draws: ImageDraws) -> None:
-        self.sampler = sampler
-        self.draws = draws
+    sampler: Any
+    draws: ImageDraws
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -110,6 +110,7 @@ class DrawnSampler:
         return iter(self.sampler)
 
 
+@dataclass(eq=False, slots=True)
 class _Row:
     """An image of a batch, for torch's ``default_collate``.
 
@@ -119,12 +120,9 @@ class _Row:
         name: Its name in errors.
     """
 
-    __slots__ = ("image", "name", "whole")
-
-    def __init__(self, image: torch.Tensor, whole: torch.Tensor | None, name: str) -> None:
-        self.image = image
-        self.whole = whole
-        self.name = name
+    image: torch.Tensor
+    whole: torch.Tensor | None
+    name: str
 
 
 def _collate_rows(rows: Sequence[Any], *, collate_fn_map: Any = None) -> Any:

@@ -15,6 +15,7 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -111,22 +112,21 @@ class _ResumableRandomIterator(_ResumableIterator):
         return self._indices
 
 
-class ResumableSubsetSampler(SubsetRandomSampler):
+class _AtOnce(Sampler[int]):
+    """Base of samplers that draw a whole epoch at once, in front of torch's."""
+
+    next_seed: int | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        return _DrawnAtOnce(self, super().__iter__)
+
+
+class ResumableSubsetSampler(_AtOnce, SubsetRandomSampler):
     """torch's SubsetRandomSampler, with iterators that can be resumed. Same numbers, same use of the random state."""
 
-    next_seed: int | None = None
 
-    def __iter__(self) -> Iterator[int]:
-        return _DrawnAtOnce(self, super().__iter__)
-
-
-class ResumableWeightedSampler(WeightedRandomSampler):
+class ResumableWeightedSampler(_AtOnce, WeightedRandomSampler):
     """torch's WeightedRandomSampler, with iterators that can be resumed. Same numbers, same use of the random state."""
-
-    next_seed: int | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        return _DrawnAtOnce(self, super().__iter__)
 
 
 class _DrawnAtOnce(_ResumableIterator):

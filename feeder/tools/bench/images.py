@@ -7,8 +7,8 @@ import os
 from feeder.dataset.folder_reader import FolderReader
 from feeder.decoders.packed import is_packed_field
 from feeder.errors import SourceError
-from feeder.tools.inspect import open_set
 from feeder.tools.presets import is_shards
+from feeder.tools.set_report import open_set
 
 __all__ = ["files_of", "image_fields", "is_packed_set", "listed", "tars"]
 

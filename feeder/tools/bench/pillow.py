@@ -15,8 +15,8 @@ from feeder.decoders.packed import add_codebooks, is_packed, unpack
 from feeder.shard.format.set_index import SetIndex
 from feeder.tools.bench.bench_options import BenchOptions
 from feeder.tools.bench.images import listed
-from feeder.tools.inspect import open_set
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
+from feeder.tools.set_report import open_set
 
 __all__ = ["PillowDataset", "normalized", "preprocess", "random_resized_crop"]
 

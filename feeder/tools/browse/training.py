@@ -17,7 +17,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.order.buckets import Buckets
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.presets import preset
-from feeder.tools.replay import as_pixels, batch_pixels, loader_of
+from feeder.tools.replayed_run import as_pixels, batch_pixels, loader_of
 from feeder.transforms import Recipe
 
 __all__ = ["Batch", "Step", "Training"]

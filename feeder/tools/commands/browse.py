@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feeder.tools.browse.page_server import make_app
     from feeder.tools.browse.set_view import SetView
     from feeder.tools.browse.training import Training
-    from feeder.tools.replay import naming, read_state, targets_of
+    from feeder.tools.replayed_run import naming, read_state, targets_of
 
     state = None if arguments.state is None else read_state(arguments.state, arguments.key)
     version, targets = arguments.set_version, []

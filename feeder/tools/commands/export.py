@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.system.progress import terminal_progress
-    from feeder.tools.export import export
+    from feeder.tools.exported_images import export
 
     summary = export(arguments.dir, arguments.out, progress=terminal_progress(arguments.quiet))
     if arguments.json:

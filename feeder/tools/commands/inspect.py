@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from feeder.shard.write.set_copy import SetCopy
     from feeder.system.progress import terminal_progress
-    from feeder.tools.inspect import inspect, render
+    from feeder.tools.set_report import inspect, render
     from feeder.tools.verify import verify
 
     if arguments.deep and not arguments.verify:

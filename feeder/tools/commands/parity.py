@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.system.progress import terminal_progress
-    from feeder.tools.parity.parity import parity
+    from feeder.tools.parity.comparison import parity
 
     report = parity(
         arguments.dir,

@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.tools.replay import (
+    from feeder.tools.replayed_run import (
         batch_pixels,
         loader_of,
         naming,

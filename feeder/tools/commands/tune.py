@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feeder.loader.options import WorkerOptions
     from feeder.tools.bench.result_file import machine
     from feeder.tools.presets import describe, open_dataset, preset
-    from feeder.tools.tune.tune import tune
+    from feeder.tools.tune.tuner import tune
 
     recipe = arguments.preset, arguments.dtype, arguments.image_size
     dataset = open_dataset(arguments.dir, preset(*recipe))

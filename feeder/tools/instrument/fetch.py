@@ -13,6 +13,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from feeder.tools.instrument.record import Fetch
@@ -23,6 +24,7 @@ _ROW = struct.Struct("<5q")
 _metered = False
 
 
+@dataclass(eq=False)
 class MeteredInit:
     """A ``worker_init_fn`` that installs meters; see Note [Meters in workers].
 
@@ -31,9 +33,8 @@ class MeteredInit:
         inner: The script's own worker_init_fn.
     """
 
-    def __init__(self, prefix: str, inner: Callable[[int], None] | None) -> None:
-        self.prefix = prefix
-        self.inner = inner
+    prefix: str
+    inner: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
         with contextlib.suppress(OSError):

@@ -71,7 +71,9 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         index.check()
         write: Callable[[str, bytes], object] = _into_store(out) if is_remote(out) else _into_folder(local_path(out))
         add_codebooks(index.codebooks)
-        ids = [_exported_ids(index, number) for number in range(index.shard_count)]
+        # Others stand in the places of samples that were taken down.
+        gone = [[*index.shard_index(number).taken_down()] for number in range(index.shard_count)]
+        ids = [np.delete(index.shard_ids(number), each) for number, each in enumerate(gone)]
         renamed = _renamed(index, np.concatenate([np.empty(0, np.int64), *ids]))
         progress = progress or Progress()
 
@@ -98,11 +100,6 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
                         progress.advance(1, size_bytes)
     shown = str(Url.parse(out)) if is_remote(out) else out
     return ExportSummary(shown, counts["unpacked"], counts["stored"], counts["copies"], len(renamed))
-
-
-def _exported_ids(index: SetIndex, shard: int) -> npt.NDArray[np.int64]:
-    # Others stand in the places of samples that were taken down.
-    return np.delete(index.shard_ids(shard), [*index.shard_index(shard).taken_down()])
 
 
 def _renamed(index: SetIndex, ids: npt.NDArray[np.int64]) -> dict[int, str]:

@@ -78,7 +78,9 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
         return dict(found)
     inner = {name: each for name, each in found.items() if _is_state(each)} if isinstance(found, Mapping) else {}
     if not inner:
-        if any(_is_torchs(each) for each in (found, *(found.values() if isinstance(found, Mapping) else ()))):
+        candidates = (found, *found.values()) if isinstance(found, Mapping) else ()
+        # In the form of torchdata's StatefulDataLoader.
+        if any(isinstance(each, Mapping) and "_iterator_finished" in each for each in candidates):
             raise ArgumentError(
                 f"{path}: has the state of a loader on torch's path, of a dataset that is not feeder's, which does not "
                 "say which samples a step had"
@@ -262,8 +264,3 @@ def _recipe_of_sizes(state: Mapping[str, Any]) -> list[Any]:
 
 def _is_state(value: Any) -> bool:
     return isinstance(value, Mapping) and {"version", "epoch", "seed", "fingerprint"} <= set(value)
-
-
-def _is_torchs(value: Any) -> bool:
-    """Returns True for a state in the form of torchdata's StatefulDataLoader."""
-    return isinstance(value, Mapping) and "_iterator_finished" in value
