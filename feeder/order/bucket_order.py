@@ -207,6 +207,7 @@ class BucketSplit(Split):
                 f"{np.diff(starts).tolist()}, got {list(consumed)!r}"
             )
         super().__init__(order.samples, batch_size, rank, world_size, drop_last, int(done.sum()), gaps)
+
         self._order = order
         self._epoch = epoch
         self._consumed = done
