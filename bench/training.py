@@ -3,8 +3,8 @@
 The data are the photos of the scikit-image wheel that are free of rights. Each is cut into tiles of 64x64, saved as
 JPEG, and a tile's class is its photo, as in the protocols of texture classification. Every fourth tile is for the test.
 Held equal: tiles, recipe, model, first weights of a seed, schedule, steps, batches. Each contestant trains and tests on
-its own pixels, with its own order of samples and its own draws. Contestants take turns, seed by seed, in one thread. The
-results do not depend on the machine's load.
+its own pixels, with its own order of samples and its own draws. Contestants take turns, seed by seed, in one thread.
+The results do not depend on the machine's load.
 
 torch              its DataLoader, Pillow and torchvision's v2 transforms
 files ... packed   feeder's DataLoader on the files as they are, on seekable and on packed shards

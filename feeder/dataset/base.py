@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from feeder.dataset.decoding import SampleDecoder
@@ -20,6 +19,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.dataset.stacking import check_stackable
 from feeder.dataset.target_values import targets_in
+from feeder.decoders.decode import drawn_seed
 from feeder.decoders.tensors import as_samples
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.arrays import AnyArray, Int64s
@@ -117,8 +117,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             if not -size <= i < size:
                 raise IndexError(f"sample {i} is out of range: the dataset has {count(size, 'sample')}")
         ids[ids < 0] += size
-        seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_()) % (1 << 64)
-        return self._drawn(seed, 0, np.arange(key_rows(self.recipe, self.extras) * len(ids)), ids)
+        return self._drawn(drawn_seed(), 0, np.arange(key_rows(self.recipe, self.extras) * len(ids)), ids)
 
     def _drawn(self, seed: int, epoch: int, keys: Int64s, ids: Int64s) -> list[tuple[Any, ...]]:
         if self._decoder is None:

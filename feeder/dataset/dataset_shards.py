@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from feeder.dataset.base import FeederDataset
@@ -31,6 +30,7 @@ from feeder.shard.store.url import local_path
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.shard_options import ShardOptions, ShardSummary
 from feeder.shard.write.sharding import run_sharding
+from feeder.system.arrays import Int64s
 from feeder.system.progress import terminal_progress
 from feeder.system.warning import warn
 
@@ -237,9 +237,7 @@ def _rows(dataset: Any, reader: ForeignReader) -> _Rows | None:
     return _Rows(rest, _label_column(dataset, reader), images)
 
 
-def _fields(
-    i: int, reader: ForeignReader, rows: _Rows | None, prefix: str, repeats: npt.NDArray[np.int64]
-) -> dict[str, Any]:
+def _fields(i: int, reader: ForeignReader, rows: _Rows | None, prefix: str, repeats: Int64s) -> dict[str, Any]:
     """Returns a sample as :func:`open_samples` takes it, and counts it in ``repeats``, of which its name follows."""
     data = reader.encoded(i)
     repeats[i] += 1

@@ -75,8 +75,7 @@ def counted() -> Iterator[DecodeCounts]:
 
 def current_counts() -> DecodeCounts | None:
     """Returns the counts of :func:`counted` in this thread; None outside of it."""
-    found: DecodeCounts | None = getattr(_counting, "counts", None)
-    return found
+    return getattr(_counting, "counts", None)
 
 
 class SampleDecoder:

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.reader import ReadSamples, Wanted, label_dtype, parsed
 from feeder.decoders.image_header import ImageInfo, image_info
@@ -36,7 +35,7 @@ from feeder.shard.source.image_file import (
     read_image,
 )
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
-from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s, Uint64s
 from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
@@ -75,7 +74,7 @@ class FolderReader:
         self,
         root: str,
         path_data: Uint8s,
-        path_start: npt.NDArray[np.uint64],
+        path_start: Uint64s,
         labels: AnyArray,
         *,
         exif: bool = True,
@@ -100,26 +99,22 @@ class FolderReader:
     def read(self, ids: Int64s, wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. Size and orientation come from each file's header; one that has changed since the
         image was measured is an error."""
-        count = len(ids)
-        orientations = np.ones(count, np.uint8)
-        sizes = np.ones((count, 2), np.int32)
-        errors: list[DecodeError | None] = [None] * count
-        buffers = [memoryview(b"")] * count
+        found = ReadSamples.unread(self._labels[ids])
         for row, i in enumerate(ids.tolist()):
             try:
                 data, info = self._image(i)
             except DecodeError as error:
-                errors[row] = error
+                found.errors[row] = error
                 continue
-            buffers[row] = memoryview(data)
-            sizes[row], orientations[row] = self._upright(info)
+            found.sizes[row], found.orientations[row] = size, _ = self._upright(info)
             known = None if self._sizes is None else self._sizes[i]
-            if known is not None and known[0] and (known != sizes[row]).any():
-                found, before = (f"{width}x{height}" for height, width in (sizes[row].tolist(), known.tolist()))
-                reason = f"has {found} pixels (width x height), and had {before} when all sizes were read: make the "
-                errors[row] = self.at(DecodeError(f"{reason}dataset and the loader again"), i)
-                buffers[row] = memoryview(b"")
-        return ReadSamples(buffers, self._labels[ids], orientations, sizes, errors)
+            if known is not None and known[0] and (known != size).any():
+                now, before = (f"{width}x{height}" for height, width in (size, known.tolist()))
+                reason = f"has {now} pixels (width x height), and had {before} when all sizes were read: make the "
+                found.errors[row] = self.at(DecodeError(f"{reason}dataset and the loader again"), i)
+            else:
+                found.buffers[row] = memoryview(data)
+        return found
 
     def stored(self, ids: Int64s) -> tuple[Uint8s, Int32s] | None:
         """See :meth:`Reader.stored`."""

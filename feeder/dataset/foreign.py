@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.folder_reader import FolderReader
 from feeder.decoders.image_header import PILLOW_FORMATS, ImageInfo, image_info
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import DecodeError
 from feeder.shard.source.image_file import read_image
+from feeder.system.arrays import Int64s, Uint8s
 
 __all__ = [
     "TORCHVISION_KINDS",
@@ -130,7 +130,7 @@ def _below(prefix: str, file: str | os.PathLike[str]) -> str:
     return path[len(prefix) :] if path.startswith(prefix) else os.path.abspath(path)
 
 
-def _labels(targets: Sequence[Any]) -> npt.NDArray[np.int64] | None:
+def _labels(targets: Sequence[Any]) -> Int64s | None:
     """Returns the targets as labels, int64 [N]; None if they are no integers."""
     if not isinstance(targets, (list, np.ndarray)) or not all(type(each) in (int, np.int64) for each in targets):
         return None
@@ -162,7 +162,7 @@ def _cifar(dataset: Any) -> ForeignReader:
     return _reader(dataset, Loaded(_npy, dataset.data), dataset.targets)
 
 
-def _npy(pixels: npt.NDArray[np.uint8]) -> bytes:
+def _npy(pixels: Uint8s) -> bytes:
     file = io.BytesIO()
     np.save(file, np.ascontiguousarray(pixels))
     return file.getvalue()
@@ -314,8 +314,7 @@ class _Cell:
 
     def __call__(self, row: Any) -> bytes:
         value = row[self.name]
-        data: bytes = read_image(value["path"]) if value["bytes"] is None else value["bytes"]
-        return data
+        return read_image(value["path"]) if value["bytes"] is None else value["bytes"]
 
 
 _PAIRS, _FILES = _Columns(("samples",)), _Columns(("_image_files", "_labels"))

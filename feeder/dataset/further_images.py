@@ -75,9 +75,7 @@ class FurtherImage(Extra):
             given: N images as they were read, or their errors.
             sizes: int32 [N, 2], upright (height, width) of the samples' images.
         """
-        count = len(given)
-        buffers, errors = [memoryview(b"")] * count, list[DecodeError | None]([None] * count)
-        found = ReadSamples(buffers, np.zeros(count, np.int64), np.ones(count, np.uint8), np.ones_like(sizes), errors)
+        found = ReadSamples.unread(np.zeros(len(given), np.int64))
         for row, data in enumerate(given):
             try:
                 if isinstance(data, DecodeError):
@@ -86,11 +84,11 @@ class FurtherImage(Extra):
                 found.orientations[row] = info.orientation if self.exif else 1
                 size = info.upright_size if self.exif else (info.height_px, info.width_px)
                 self._check_size(size, tuple(sizes[row].tolist()))
-                buffers[row], found.sizes[row] = memoryview(data), size
+                found.buffers[row], found.sizes[row] = memoryview(data), size
             except DecodeError as error:
-                errors[row] = error
+                found.errors[row] = error
             except ValueError as error:
-                errors[row] = self._error(str(error))
+                found.errors[row] = self._error(str(error))
         return found
 
     def draw(

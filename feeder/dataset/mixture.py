@@ -28,6 +28,7 @@ from feeder.order.mixture_order import MixtureOrder
 from feeder.order.mixture_shares import Shares
 from feeder.order.sample_order import Shuffle, Window
 from feeder.order.shard_sizes import ShardSizes
+from feeder.system.arrays import Int64s
 
 __all__ = ["Mixture", "SourceNumber"]
 
@@ -208,7 +209,7 @@ class Mixture(FeederDataset):
         shares = self.shares if self.batching == "mixed" else self.shares.in_batches(batch)
         return MixtureOrder(shares, seed, shuffle, shards)
 
-    def ids(self, name: str, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    def ids(self, name: str, ids: npt.ArrayLike) -> Int64s:
         """Returns the numbers by which ``skip=`` and states know samples of a source.
 
         Args:

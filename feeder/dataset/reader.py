@@ -56,6 +56,13 @@ class ReadSamples:
     errors: list[DecodeError | None]
     first_rows: Int32s | None = None
 
+    @classmethod
+    def unread(cls, labels: AnyArray) -> ReadSamples:
+        """Returns samples with these labels, to be filled: without bytes, 1x1 and upright."""
+        count = len(labels)
+        sizes = np.ones((count, 2), np.int32)
+        return cls([memoryview(b"")] * count, labels, np.ones(count, np.uint8), sizes, [None] * count)
+
     def take(self, rows: list[int]) -> ReadSamples:
         """Returns some of the samples."""
         buffers, errors = [self.buffers[row] for row in rows], [self.errors[row] for row in rows]

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from feeder.system.arrays import Int64s
 
 __all__ = ["sample_numbers"]
 
 
-def sample_numbers(numbers: Iterable[Any]) -> npt.NDArray[np.int64]:
+def sample_numbers(numbers: Iterable[Any]) -> Int64s:
     """Converts sample numbers to an array.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from feeder.dataset.base import FeederDataset, keeps_samples
@@ -14,6 +13,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Int64s
 from feeder.system.text import count
 
 __all__ = ["as_feeder", "differing_part", "joined_in", "leaves", "readers_of", "remote_in", "remote_readers"]
@@ -136,7 +136,7 @@ def joined_in(reader: Reader) -> list[Reader]:
     return whole.readers if isinstance(whole, JoinedReader) and not whole.own_index else [whole]
 
 
-def _subset_ids(indices: Any, size: int) -> npt.NDArray[np.int64]:
+def _subset_ids(indices: Any, size: int) -> Int64s:
     """Returns the indices of a ``Subset`` of a dataset of ``size`` samples as int64 [N], each in [0, size)."""
     try:
         found = np.asarray(indices)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
+from feeder.system.arrays import Int64s
 
 __all__ = ["all_taken_down", "stand_in", "taken_down_of"]
 
 
-def all_taken_down(reader: Any) -> npt.NDArray[np.int64]:
+def all_taken_down(reader: Any) -> Int64s:
     """Returns the ids of all samples that were taken down, int64 [N], sorted.
 
     Args:

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.drawn_fields import ImageSizes
 from feeder.dataset.extras import Column, Extra
@@ -20,7 +19,7 @@ from feeder.decoders.targets.annotations import Annotations, decode_boxes, decod
 from feeder.decoders.targets.mask import MaskArray, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.index_file import NUMBER_FIELDS
-from feeder.system.arrays import Int32s, Int64s
+from feeder.system.arrays import Float32s, Int32s, Int64s
 from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes
 from feeder.transforms.moves import Moves, drawn_moves, upright
 from feeder.transforms.points import move_points
@@ -161,7 +160,7 @@ class _AnnotationsValue(TargetValue):
         moved = found.keep(*self._moved(found.values, self._moves(value, draws, row)))
         return {self._key: moved.values, **moved.rest}
 
-    def _moved(self, values: npt.NDArray[np.float32], moves: Moves) -> tuple[npt.NDArray[np.float32], Int64s]:
+    def _moved(self, values: Float32s, moves: Moves) -> tuple[Float32s, Int64s]:
         raise NotImplementedError
 
     def collate(self, values: list[Any]) -> Any:
@@ -191,7 +190,7 @@ class BoxesValue(_AnnotationsValue):
         found.rest["labels"] += self.target.first_label
         return found
 
-    def _moved(self, values: npt.NDArray[np.float32], moves: Moves) -> tuple[npt.NDArray[np.float32], Int64s]:
+    def _moved(self, values: Float32s, moves: Moves) -> tuple[Float32s, Int64s]:
         boxes, kept = move_boxes(Boxes(values, self.target.format, self.target.clamping_mode), moves)
         return boxes.values, kept
 
@@ -210,7 +209,7 @@ class PointsValue(_AnnotationsValue):
     def _decode(self, data: Any) -> Annotations:
         return decode_points(data)
 
-    def _moved(self, values: npt.NDArray[np.float32], moves: Moves) -> tuple[npt.NDArray[np.float32], Int64s]:
+    def _moved(self, values: Float32s, moves: Moves) -> tuple[Float32s, Int64s]:
         return move_points(values, moves)
 
 

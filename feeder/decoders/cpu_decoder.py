@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder import _native
 from feeder.decoders.decoder import (
@@ -24,6 +23,7 @@ from feeder.decoders.decoder import (
 )
 from feeder.decoders.programs import Finish, has_programs, laid_out, programs
 from feeder.errors import BackendError, DecodeError
+from feeder.system.arrays import AnyArray, Bools, Float64s, Int32s, Int64s, Uint8s
 from feeder.transforms import Draws, Recipe
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class CpuDecoder(Decoder):
     def decode(
         self,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         views: Sequence[View],
-        first_rows: npt.NDArray[np.int32] | None = None,
+        first_rows: Int32s | None = None,
     ) -> DecodeResult:
         """Decodes views of an image that overlap together; see :meth:`Decoder.decode`.
 
@@ -111,9 +111,9 @@ class CpuDecoder(Decoder):
     def _decode(
         self,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         views: Sequence[View],
-        first_rows: npt.NDArray[np.int32] | None,
+        first_rows: Int32s | None,
     ) -> DecodeResult:
         """Decodes images whose base path makes one size in each view."""
         try:
@@ -165,7 +165,7 @@ class CpuDecoder(Decoder):
         self,
         view: View,
         finish: Finish | None,
-        images: npt.NDArray[Any],
+        images: AnyArray,
         rows: list[int],
         errors: list[DecodeError | None],
     ) -> None:
@@ -181,9 +181,7 @@ class CpuDecoder(Decoder):
             except DecodeError as error:
                 errors[row] = error
 
-    def _native_views(
-        self, views: Sequence[View]
-    ) -> tuple[list[_native.View], list[tuple[Finish | None, npt.NDArray[Any]]]]:
+    def _native_views(self, views: Sequence[View]) -> tuple[list[_native.View], list[tuple[Finish | None, AnyArray]]]:
         """Returns the kernels' views, and for each what follows on the images that they make there; None and [N, H, W,
         3] where they make those of the base path alone.
 
@@ -191,7 +189,7 @@ class CpuDecoder(Decoder):
             DecodeError: if a view is too large.
         """
         native_views: list[_native.View] = []
-        made: list[tuple[Finish | None, npt.NDArray[Any]]] = []
+        made: list[tuple[Finish | None, AnyArray]] = []
         for view in views:
             recipe, draws = view.recipe, view.draws
             height, width = draws.base_size[0].tolist()
@@ -211,16 +209,16 @@ class CpuDecoder(Decoder):
             if recipe.tail is None:
                 check_output_size(view.out, draws.base_size)
             finish = Finish(recipe, recipe.rest)
-            images: npt.NDArray[Any] = finish.memory(len(draws), height, width) if finish.is_apart else view.out
+            images: AnyArray = finish.memory(len(draws), height, width) if finish.is_apart else view.out
             native_views.append(_native_view(view, finish, images))
             made.append((finish, images))
         return native_views, made
 
     def _redone(
         self,
-        rows: npt.NDArray[np.int64],
+        rows: Int64s,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         views: Sequence[View],
     ) -> DecodeResult:
         """Decodes some images by Pillow, into their rows of the views."""
@@ -260,7 +258,7 @@ def _base(view: View) -> dict[str, Any]:
     return {"filter": view.recipe.base_filter, "frames": view.draws.frame, "fill": view.recipe.base_fill}
 
 
-def _boxes(draws: Draws) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+def _boxes(draws: Draws) -> tuple[Float64s, Int32s, Uint8s]:
     return (
         np.ascontiguousarray(draws.source_box, np.float64),
         np.ascontiguousarray(draws.support_box, np.int32),
@@ -268,7 +266,7 @@ def _boxes(draws: Draws) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]
     )
 
 
-def _native_view(view: View, finish: Finish, images: npt.NDArray[Any]) -> _native.View:
+def _native_view(view: View, finish: Finish, images: AnyArray) -> _native.View:
     """Returns the kernels' view of a recipe, in which they make these images."""
     recipe, draws = view.recipe, view.draws
     drawn = draws.ops[recipe.base_length :][: finish.end]
@@ -277,9 +275,9 @@ def _native_view(view: View, finish: Finish, images: npt.NDArray[Any]) -> _nativ
     return _native.View(*_boxes(draws), out, layout=layout, programs=made, **_base(view) | finish.options)
 
 
-def _for_pillow(statuses: npt.NDArray[np.int32], first_rows: npt.NDArray[np.int32] | None) -> npt.NDArray[np.bool_]:
+def _for_pillow(statuses: Int32s, first_rows: Int32s | None) -> Bools:
     """Returns which images Pillow may decode: no JPEGs, and whole JPEGs of kinds that the kernels don't decode."""
-    others: npt.NDArray[np.bool_] = statuses == _native.Status.UNSUPPORTED.value
+    others: Bools = statuses == _native.Status.UNSUPPORTED.value
     if first_rows is not None:
         others &= first_rows < 0
     others |= statuses == _native.Status.NOT_JPEG.value

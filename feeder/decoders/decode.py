@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.decoder import Buffer, Decoder, View
 from feeder.decoders.image_header import clipped_warning, image_info
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.decoders.registry import Dali, get_decoder
 from feeder.errors import ArgumentError, DecodeError
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.warning import warn
 from feeder.transforms import Recipe
 from feeder.transforms.targets import check_targets
@@ -177,9 +177,7 @@ def _buffers(images: Iterable[Buffer]) -> list[bytes]:
     return buffers
 
 
-def _headers(
-    buffers: Sequence[bytes], at: Callable[[DecodeError, int], DecodeError]
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+def _headers(buffers: Sequence[bytes], at: Callable[[DecodeError, int], DecodeError]) -> tuple[Uint8s, Int32s]:
     """Orientations, uint8 [N], and upright (height, width), int32 [N, 2]."""
     orientations = np.ones(len(buffers), np.uint8)
     sizes = np.ones((len(buffers), 2), np.int32)
@@ -214,7 +212,7 @@ def drawn_seed() -> int:
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_()) % (1 << 64)
 
 
-def _ids(ids: Iterable[int] | Iterable[str] | None, count: int) -> npt.NDArray[np.int64]:
+def _ids(ids: Iterable[int] | Iterable[str] | None, count: int) -> Int64s:
     if ids is None:
         return np.arange(count)
     if isinstance(ids, (str, bytes)):
@@ -256,7 +254,7 @@ def different_sizes_of(first: tuple[str, int, int], other: tuple[str, int, int])
     )
 
 
-def _array(out: torch.Tensor, shape: tuple[int, ...], recipe: Recipe) -> npt.NDArray[Any]:
+def _array(out: torch.Tensor, shape: tuple[int, ...], recipe: Recipe) -> AnyArray:
     """The array on the memory of ``out``, of the recipe's ``storage_dtype``."""
     import torch
 
@@ -269,8 +267,7 @@ def _array(out: torch.Tensor, shape: tuple[int, ...], recipe: Recipe) -> npt.NDA
             f"out must be a contiguous {dtype} {list(shape)} on the CPU, got {out.dtype} {list(out.shape)} on "
             f"{out.device}{order}"
         )
-    array: npt.NDArray[Any] = (out.view(torch.uint16) if dtype is torch.bfloat16 else out).numpy()
-    return array
+    return (out.view(torch.uint16) if dtype is torch.bfloat16 else out).numpy()
 
 
 def _at(error: DecodeError, row: int) -> DecodeError:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError, DecodeError
+from feeder.system.arrays import Int32s, Int64s, Uint8s
 
 if TYPE_CHECKING:
     from feeder.transforms import Draws, Recipe
@@ -49,7 +50,7 @@ class View(NamedTuple):
     draws: Draws
     out: npt.NDArray[np.generic]
 
-    def take(self, rows: npt.NDArray[np.int64] | slice) -> View:
+    def take(self, rows: Int64s | slice) -> View:
         """Returns the view of some of the images; its ``out`` is a view of this one's for a slice, else a copy."""
         return View(self.recipe, self.draws.take(rows), self.out[rows])
 
@@ -70,7 +71,7 @@ class DecodeResult:
     errors: list[DecodeError | None]
     clipped: int = 0
     slow: int = 0
-    spent_ns: npt.NDArray[np.int64] | None = None
+    spent_ns: Int64s | None = None
 
     @classmethod
     def join(cls, results: Sequence[DecodeResult]) -> DecodeResult:
@@ -112,9 +113,9 @@ class Decoder(Protocol):
     def decode(
         self,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         views: Sequence[View],
-        first_rows: npt.NDArray[np.int32] | None = None,
+        first_rows: Int32s | None = None,
     ) -> DecodeResult:
         """Decodes N images and makes every view of each. The pixels of a view do not depend on the other views.
 
@@ -144,7 +145,7 @@ def check_options(max_pixels: int, threads: int, fidelity: str) -> None:
         raise ArgumentError(f"fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")
 
 
-def check_views(buffers: Sequence[Buffer], orientations: npt.NDArray[np.uint8], views: Sequence[View]) -> None:
+def check_views(buffers: Sequence[Buffer], orientations: Uint8s, views: Sequence[View]) -> None:
     """Checks the arguments of :meth:`Decoder.decode` that every backend takes alike.
 
     Raises:
@@ -160,7 +161,7 @@ def check_views(buffers: Sequence[Buffer], orientations: npt.NDArray[np.uint8], 
             raise ArgumentError(f"out must be of {recipe.storage_dtype} for {recipe.output_dtype}, got {out.dtype}")
 
 
-def check_output_size(out: npt.NDArray[np.generic], sizes: npt.NDArray[np.int32]) -> None:
+def check_output_size(out: npt.NDArray[np.generic], sizes: Int32s) -> None:
     """Checks that ``out`` is [N, 3, H, W] with the (height, width) of every image.
 
     Args:

@@ -8,36 +8,67 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["augmentation_affine", "bfloat16_bits", "blur_weights"]
+from feeder import transforms as T
+from feeder.system.arrays import AnyArray, Float32s
+from feeder.transforms.matrices import affine_matrix, perspective_matrix, rotation_matrix
+from feeder.transforms.op import Params
+
+__all__ = ["augmentation_matrix", "bfloat16_bits", "blur_weights", "drawn_matrices"]
 
 
-def augmentation_affine(kind: str, magnitude: float) -> dict[str, Any] | None:
-    """Returns an augmentation's arguments of :func:`feeder.transforms.matrices.affine_matrix`; None if it has none.
+def augmentation_matrix(kind: str, magnitude: float, width: int, height: int) -> tuple[float, ...] | None:
+    """Returns the warp of an augmentation, see :func:`feeder.transforms.matrices.affine_matrix`; None if it has none.
 
     Args:
         kind: One of :data:`feeder.transforms.augment.AUGMENTATIONS`.
         magnitude: As drawn.
+        width, height: The image's size, px.
     """
+    options: dict[str, Any] = {}
+    if kind == "Rotate":
+        return rotation_matrix(width, height, magnitude)
     if kind == "ShearX":
-        return {"shear": (math.degrees(math.atan(magnitude)), 0.0), "center": (0.0, 0.0)}
-    if kind == "ShearY":
-        return {"shear": (0.0, math.degrees(math.atan(magnitude))), "center": (0.0, 0.0)}
-    if kind == "TranslateX":
-        return {"shift": (int(magnitude), 0.0)}
-    if kind == "TranslateY":
-        return {"shift": (0.0, int(magnitude))}
-    return None
+        options = {"shear": (math.degrees(math.atan(magnitude)), 0.0), "center": (0.0, 0.0)}
+    elif kind == "ShearY":
+        options = {"shear": (0.0, math.degrees(math.atan(magnitude))), "center": (0.0, 0.0)}
+    elif kind == "TranslateX":
+        options = {"shift": (int(magnitude), 0.0)}
+    elif kind == "TranslateY":
+        options = {"shift": (0.0, int(magnitude))}
+    return affine_matrix(width, height, **options) if options else None
 
 
-def blur_weights(size: int, sigma: float) -> npt.NDArray[np.float32]:
+def drawn_matrices(
+    op: T.RandomAffine | T.RandomPerspective | T.RandomRotation, params: Params, width: int, height: int
+) -> list[tuple[float, ...] | None]:
+    """Returns the warp of each sample, see :mod:`feeder.transforms.matrices`; None for one that stays as it is.
+
+    Args:
+        op: The op.
+        params: What it has drawn, each [N, ...].
+        width, height: The size of all images, px.
+    """
+    if isinstance(op, T.RandomAffine):
+        names = ("angle", "shift_x", "shift_y", "scale", "shear_x", "shear_y")
+        return [
+            affine_matrix(width, height, angle=a, shift=(x, y), scale=s, shear=(sx, sy), center=op.center)
+            for a, x, y, s, sx, sy in zip(*(params[name].tolist() for name in names), strict=True)
+        ]
+    if isinstance(op, T.RandomRotation):
+        return [rotation_matrix(width, height, angle, op.center) for angle in params["angle"].tolist()]
+    drawn = zip(params["distort"].tolist(), params["corners"].tolist(), strict=True)
+    return [perspective_matrix(width, height, corners) if is_drawn else None for is_drawn, corners in drawn]
+
+
+def blur_weights(size: int, sigma: float) -> Float32s:
     """Returns a Gaussian kernel as in torchvision, float32 [size]: exp(-(x / sigma)^2) at x from -limit to limit."""
     limit = (size - 1) / (2.0 * math.sqrt(2.0))
     kernel = np.exp(-((np.linspace(-limit, limit, size) / sigma) ** 2))
-    weights: npt.NDArray[np.float32] = (kernel / kernel.sum()).astype(np.float32)
+    weights: Float32s = (kernel / kernel.sum()).astype(np.float32)
     return weights
 
 
-def bfloat16_bits(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+def bfloat16_bits(array: AnyArray) -> npt.NDArray[np.uint16]:
     """Returns the upper halves of float32 numbers, rounded to nearest even."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)

@@ -10,26 +10,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder import _native
 from feeder import transforms as T
 from feeder.decoders.device.fused import erasing_of
-from feeder.decoders.op_math import augmentation_affine
+from feeder.decoders.op_math import augmentation_matrix, drawn_matrices
 from feeder.errors import DecodeError
+from feeder.system.arrays import AnyArray, Bools, Float64s, Int64s, Uint8s, Uint64s
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS, timm_matrix
 from feeder.transforms.choice import Branches
 from feeder.transforms.function import kept_generators
-from feeder.transforms.matrices import affine_matrix, perspective_matrix, rotation_matrix
+from feeder.transforms.matrices import rotation_matrix
 from feeder.transforms.op import Params
 from feeder.transforms.photometric import COLOR_STEPS
 from feeder.transforms.target_ops import TargetOp
 
 __all__ = ["Finish", "Programs", "has_programs", "laid_out", "programs"]
 
-# float64 [N, ops, 12], see _native.AugmentOp; a row of zeros does nothing.
-Programs = npt.NDArray[np.float64]
+Programs = Float64s  # [N, ops, 12], see _native.AugmentOp; a row of zeros does nothing
 
+_Size = tuple[int, int]  # (height, width)
 _COLUMNS = 12
 _BYTES = {"dtype": "uint8"}
 _ON_ARRAYS = (T.Lambda, T.GaussianNoise)
@@ -48,12 +48,12 @@ _KINDS = np.array(
     [getattr(_OPS, ENHANCEMENTS.get(kind, kind).upper(), _OPS.NOTHING).value for kind in AUGMENTATIONS], np.float64
 )
 _ENHANCES = np.array([kind in ENHANCEMENTS for kind in AUGMENTATIONS])
-_WARPS = np.array([kind == "Rotate" or augmentation_affine(kind, 0.0) is not None for kind in AUGMENTATIONS])
+_WARPS = np.array([augmentation_matrix(kind, 0.0, 1, 1) is not None for kind in AUGMENTATIONS])
 _TIMM_WARPS = np.array([kind == "Rotate" or kind[:5] in ("Shear", "Trans") for kind in TIMM_AUGMENTATIONS])
 _TIMM_KINDS = np.array(
     [getattr(_OPS, _NAMES.get(kind, kind.upper()), _OPS.NOTHING).value for kind in TIMM_AUGMENTATIONS], np.float64
 )
-_POSTERIZE, _SOLARIZE, _ROTATE = (AUGMENTATIONS.index(kind) for kind in ("Posterize", "Solarize", "Rotate"))
+_POSTERIZE, _SOLARIZE = (AUGMENTATIONS.index(kind) for kind in ("Posterize", "Solarize"))
 
 
 class _Step(NamedTuple):
@@ -143,23 +143,23 @@ class Finish:
         self.is_needed = self.is_apart or len(self._steps) > 1
         self.options = self._options(0)
 
-    def memory(self, count: int, height: int, width: int) -> npt.NDArray[np.uint8]:
+    def memory(self, count: int, height: int, width: int) -> Uint8s:
         """Returns images that are apart, uint8 [N, C, H, W]; with the channels inmost in front of a function that
         takes Pillow's images, as these have them."""
         channels = 3 if any(step.is_native for step in self._steps[1:2]) else self._channels_at(0)
         if not self._is_interleaved:
             return np.empty((count, channels, height, width), np.uint8)
         pixels = np.empty((count, height, width, channels), np.uint8)
-        by_channel: npt.NDArray[np.uint8] = pixels.transpose(0, 3, 1, 2)
+        by_channel: Uint8s = pixels.transpose(0, 3, 1, 2)
         return by_channel
 
     def run(
         self,
         drawn: Sequence[Params],
         rows: Iterable[int],
-        made: npt.NDArray[Any],
-        out: npt.NDArray[Any],
-        places: npt.NDArray[np.int64] | None = None,
+        made: AnyArray,
+        out: AnyArray,
+        places: Int64s | None = None,
     ) -> dict[int, DecodeError]:
         """Runs the steps.
 
@@ -195,8 +195,8 @@ class Finish:
         drawn: Sequence[Params],
         row: int,
         later: Sequence[Programs | None],
-        image: npt.NDArray[Any],
-        out: npt.NDArray[Any],
+        image: AnyArray,
+        out: AnyArray,
     ) -> None:
         from feeder.decoders.pillow.image_ops import ARRAY_OPS  # many loaders never need it
 
@@ -233,15 +233,13 @@ class Finish:
         return {"dtype": self._head.output_dtype, "scale": scale, "bias": bias}
 
 
-def _in_kernels(
-    image: npt.NDArray[np.uint8], out: npt.NDArray[Any], program: Programs | None, options: dict[str, Any]
-) -> None:
+def _in_kernels(image: Uint8s, out: AnyArray, program: Programs | None, options: dict[str, Any]) -> None:
     """Runs a program on one image [3, H, W]."""
     into, layout = laid_out(out[None])
     _native.augment(image, into, program, layout=layout, **options)
 
 
-def laid_out(out: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], str]:
+def laid_out(out: AnyArray) -> tuple[AnyArray, str]:
     """Returns an output [N, 3, H, W] as the kernels take it, and its layout's name."""
     is_planar = out.strides[3] == out.itemsize
     return (out, "nchw") if is_planar else (out.transpose(0, 2, 3, 1), "nhwc")
@@ -274,7 +272,7 @@ def _after_values(ops: Sequence[T.Op]) -> list[tuple[T.Op, bool]]:
     return found
 
 
-def programs(ops: Sequence[T.Op], drawn: Sequence[Params], size: tuple[int, int]) -> Programs | None:
+def programs(ops: Sequence[T.Op], drawn: Sequence[Params], size: _Size) -> Programs | None:
     """Returns the programs of N images; None if they are empty.
 
     Args:
@@ -313,7 +311,7 @@ def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float:
     return block
 
 
-def _mirror(block: Programs, flip: npt.NDArray[np.bool_], width: int) -> None:
+def _mirror(block: Programs, flip: Bools, width: int) -> None:
     """Mirrors the rectangles in the output, which are erased after all flips, and their noise."""
     noise = flip[:, None] & (block[:, :, 0] == _OPS.ERASE_NOISE.value)
     erased = noise | flip[:, None] & (block[:, :, 0] == _OPS.ERASE_OUTPUT.value)
@@ -324,7 +322,7 @@ def _mirror(block: Programs, flip: npt.NDArray[np.bool_], width: int) -> None:
 def _if_drawn(kind: _native.AugmentOp, argument: str | None = None) -> Callable[..., Programs]:
     """Returns how to write a :class:`feeder.transforms.op.ProbabilityOp`, of which an attribute is the value."""
 
-    def write(op: Any, params: Params, size: tuple[int, int]) -> Programs:
+    def write(op: Any, params: Params, size: _Size) -> Programs:
         changed = params[op.drawn_name]
         block = _block(len(changed))
         block[:, 0, 0] = np.where(changed, kind.value, 0)
@@ -335,7 +333,7 @@ def _if_drawn(kind: _native.AugmentOp, argument: str | None = None) -> Callable[
     return write
 
 
-def _jitter(op: T.ColorJitter | T.RandomPhotometricDistort, params: Params, size: tuple[int, int]) -> Programs:
+def _jitter(op: T.ColorJitter | T.RandomPhotometricDistort, params: Params, size: _Size) -> Programs:
     order = params["order"]
     values = np.zeros(order.shape)
     for column, name in enumerate(COLOR_STEPS):
@@ -351,14 +349,14 @@ def _jitter(op: T.ColorJitter | T.RandomPhotometricDistort, params: Params, size
     return block
 
 
-def _distort(op: T.RandomPhotometricDistort, params: Params, size: tuple[int, int]) -> Programs:
+def _distort(op: T.RandomPhotometricDistort, params: Params, size: _Size) -> Programs:
     block = _block(len(params["order"]))
     block[:, 0, 0] = np.where((params["permutation"] == [0, 1, 2]).all(axis=1), 0, _OPS.PERMUTE.value)
     block[:, 0, 1:4] = params["permutation"]
     return np.concatenate([_jitter(op, params, size), block], axis=1)
 
 
-def _noise(op: T.GaussianNoise, params: Params, size: tuple[int, int]) -> Programs:
+def _noise(op: T.GaussianNoise, params: Params, size: _Size) -> Programs:
     block = _block(len(params["key"]))
     block[:, 0, 0] = _OPS.ADD_NOISE.value
     block[:, 0, 1:3] = _halves(params["key"])
@@ -366,12 +364,12 @@ def _noise(op: T.GaussianNoise, params: Params, size: tuple[int, int]) -> Progra
     return block
 
 
-def _halves(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _halves(key: Uint64s) -> Uint64s:
     return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=1)
 
 
 def _augment(
-    op: T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide, params: Params, size: tuple[int, int]
+    op: T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide, params: Params, size: _Size
 ) -> Programs:
     kind, magnitude = params["kind"], params["magnitude"]
     block = _block(*kind.shape)
@@ -382,16 +380,14 @@ def _augment(
         block[:, :, 1] = np.where(bits, np.trunc(magnitude), np.where(levels, 255.0 * magnitude, block[:, :, 1]))
     height, width = size
     for row, place in np.argwhere(_WARPS[kind]).tolist():
-        number, strength = int(kind[row, place]), float(magnitude[row, place])
-        if number == _ROTATE:
-            matrix = rotation_matrix(width, height, strength)
-        else:
-            matrix = affine_matrix(width, height, **augmentation_affine(AUGMENTATIONS[number], strength) or {})
+        name, strength = AUGMENTATIONS[kind[row, place]], float(magnitude[row, place])
+        matrix = augmentation_matrix(name, strength, width, height)
+        assert matrix is not None
         _warp(block[row, place], _OPS.AFFINE, matrix, op)
     return block
 
 
-def _mix_chains(op: T.AugMix, params: Params, size: tuple[int, int]) -> Programs:
+def _mix_chains(op: T.AugMix, params: Params, size: _Size) -> Programs:
     weights = params["weights"]
     parts = [_OPS.MIX_START, *[_OPS.MIX_ADD] * op.mixture_width, _OPS.MIX_FINISH]
     ends = np.zeros((len(parts), len(weights), 1, _COLUMNS))
@@ -406,7 +402,7 @@ def _mix_chains(op: T.AugMix, params: Params, size: tuple[int, int]) -> Programs
     return np.concatenate([*blocks, ends[-1]], axis=1)
 
 
-def _timm_augment(op: T.TimmRandAugment, params: Params, size: tuple[int, int]) -> Programs:
+def _timm_augment(op: T.TimmRandAugment, params: Params, size: _Size) -> Programs:
     kind, value = params["kind"], params["value"]
     block = _block(*kind.shape)
     block[:, :, 0] = _TIMM_KINDS[kind]
@@ -418,53 +414,37 @@ def _timm_augment(op: T.TimmRandAugment, params: Params, size: tuple[int, int]) 
     return block
 
 
-def _warp(row: npt.NDArray[np.float64], kind: _native.AugmentOp, matrix: Sequence[float], op: Any) -> None:
+def _warp(row: Programs, kind: _native.AugmentOp, matrix: Sequence[float], op: Any) -> None:
     red, green, blue = op.fill
     numbers = (kind.value, *matrix, red + 256 * green + 65536 * blue, _FILTERS[op.interpolation])
     row[: len(numbers)] = numbers
 
 
-def _affine(op: T.RandomAffine, params: Params, size: tuple[int, int]) -> Programs:
-    block = _block(len(params["angle"]))
-    names = ("angle", "shift_x", "shift_y", "scale", "shear_x", "shear_y")
-    for row, (a, x, y, s, sx, sy) in enumerate(zip(*(params[name].tolist() for name in names), strict=True)):
-        shift, shear = (float(x), float(y)), (sx, sy)
-        matrix = affine_matrix(size[1], size[0], angle=a, shift=shift, scale=s, shear=shear, center=op.center)
-        _warp(block[row, 0], _OPS.AFFINE, matrix, op)
-    return block
-
-
-def _rotate(op: T.RandomRotation, params: Params, size: tuple[int, int]) -> Programs:
-    block = _block(len(params["angle"]))
-    for row, angle in enumerate(params["angle"].tolist()):
-        _warp(block[row, 0], _OPS.AFFINE, rotation_matrix(size[1], size[0], angle, op.center), op)
-    return block
-
-
-def _tilt(op: T.RandomPerspective, params: Params, size: tuple[int, int]) -> Programs:
-    block = _block(len(params["distort"]))
-    for row in np.flatnonzero(params["distort"]).tolist():
-        matrix = perspective_matrix(size[1], size[0], params["corners"][row].tolist())
+def _move(op: T.RandomAffine | T.RandomPerspective | T.RandomRotation, params: Params, size: _Size) -> Programs:
+    matrices = drawn_matrices(op, params, size[1], size[0])
+    kind = _OPS.PERSPECTIVE if isinstance(op, T.RandomPerspective) else _OPS.AFFINE
+    block = _block(len(matrices))
+    for row, matrix in enumerate(matrices):
         if matrix is not None:
-            _warp(block[row, 0], _OPS.PERSPECTIVE, matrix, op)
+            _warp(block[row, 0], kind, matrix, op)
     return block
 
 
-def _blur(op: T.GaussianBlur, params: Params, size: tuple[int, int]) -> Programs:
+def _blur(op: T.GaussianBlur, params: Params, size: _Size) -> Programs:
     block = _block(len(params["sigma"]))
     block[:, 0, :3] = _OPS.BLUR.value, *op.kernel_size
     block[:, 0, 3] = params["sigma"]
     return block
 
 
-def _compress(op: T.JPEG, params: Params, size: tuple[int, int]) -> Programs:
+def _compress(op: T.JPEG, params: Params, size: _Size) -> Programs:
     block = _block(len(params["quality"]))
     block[:, 0, 0] = _OPS.JPEG.value
     block[:, 0, 1] = params["quality"]
     return block
 
 
-def _branch(op: Branches, params: Params, size: tuple[int, int]) -> Programs:
+def _branch(op: Branches, params: Params, size: _Size) -> Programs:
     blocks = []
     for is_drawn, steps in op.branches(params):
         for each, drawn in steps:
@@ -477,7 +457,7 @@ def _branch(op: Branches, params: Params, size: tuple[int, int]) -> Programs:
     return np.concatenate(blocks, axis=1) if blocks else _block(count)
 
 
-def _ordered(op: T.RandomOrder, params: Params, size: tuple[int, int]) -> Programs:
+def _ordered(op: T.RandomOrder, params: Params, size: _Size) -> Programs:
     branches = itertools.islice(op.branches(params), len(op.transforms))
     ops = [[step for step in steps if not isinstance(step[0], TargetOp)] for _, steps in branches]
     blocks = [programs([each for each, _ in some], [drawn for _, drawn in some], size) for some in ops]
@@ -489,7 +469,7 @@ def _ordered(op: T.RandomOrder, params: Params, size: tuple[int, int]) -> Progra
     return whole[np.arange(count)[:, None], params["order"]].reshape(count, -1, _COLUMNS)
 
 
-_WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] = {
+_WRITERS: dict[type[T.Op], Callable[[Any, Params, _Size], Programs]] = {
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
     T.ColorJitter: _jitter,
@@ -499,7 +479,7 @@ _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] =
     T.JPEG: _compress,
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(_OPS.SHARPNESS, "sharpness_factor"),
-    T.RandomAffine: _affine,
+    T.RandomAffine: _move,
     T.RandomApply: _branch,
     T.RandomAutocontrast: _if_drawn(_OPS.AUTOCONTRAST),
     T.RandomChoice: _branch,
@@ -508,10 +488,10 @@ _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] =
     T.RandomHorizontalFlip: _if_drawn(_OPS.MIRROR),
     T.RandomInvert: _if_drawn(_OPS.INVERT),
     T.RandomOrder: _ordered,
-    T.RandomPerspective: _tilt,
+    T.RandomPerspective: _move,
     T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(_OPS.POSTERIZE, "bits"),
-    T.RandomRotation: _rotate,
+    T.RandomRotation: _move,
     T.RandomSolarize: _if_drawn(_OPS.SOLARIZE, "threshold"),
     T.RandomVerticalFlip: _if_drawn(_OPS.FLIP),
     T.TimmRandAugment: _timm_augment,

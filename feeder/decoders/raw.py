@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.decoder import Buffer
 from feeder.errors import DecodeError
 from feeder.fields.npy import npy_header
+from feeder.system.arrays import Uint8s
 
 __all__ = ["is_raw", "raw_pixels"]
 
@@ -21,7 +21,7 @@ def is_raw(buffer: Buffer) -> bool:
     return bytes(buffer[: len(_MAGIC)]) == _MAGIC
 
 
-def raw_pixels(buffer: Buffer) -> npt.NDArray[np.uint8]:
+def raw_pixels(buffer: Buffer) -> Uint8s:
     """Returns an ``.npy`` file's pixels, uint8 [H, W, 3] or [H, W]. Memory is sized by the file, never by its header.
 
     Raises:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from feeder.system.arrays import Float64s, Int32s, Uint8s
 from feeder.transforms import Draws
 
 __all__ = ["flipped_turns", "stored_boxes", "stored_rows", "turn_codes"]
@@ -21,7 +21,7 @@ __all__ = ["flipped_turns", "stored_boxes", "stored_rows", "turn_codes"]
 _TURNS = np.array([0, 0, 1, 3, 2, 4, 6, 7, 5], np.uint8)
 
 
-def turn_codes(orientations: npt.NDArray[np.uint8], flips: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def turn_codes(orientations: Uint8s, flips: Uint8s) -> Uint8s:
     """Returns the turns to apply after the resize, uint8 [N]; see Note [Stored pixels].
 
     Args:
@@ -31,16 +31,13 @@ def turn_codes(orientations: npt.NDArray[np.uint8], flips: npt.NDArray[np.uint8]
     return flipped_turns(_TURNS[orientations], flips)
 
 
-def flipped_turns(turns: npt.NDArray[np.uint8], flips: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def flipped_turns(turns: Uint8s, flips: Uint8s) -> Uint8s:
     """Returns turns, uint8 [N], that mirror their output left to right where ``flips`` is 1."""
     # Mirroring after rows and columns were swapped is mirroring the other axis before.
-    codes: npt.NDArray[np.uint8] = turns ^ np.where(flips != 0, np.where(turns & 4, 2, 1), 0).astype(np.uint8)
-    return codes
+    return turns ^ np.where(flips != 0, np.where(turns & 4, 2, 1), 0).astype(np.uint8)
 
 
-def stored_boxes(
-    draws: Draws, orientations: npt.NDArray[np.uint8]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+def stored_boxes(draws: Draws, orientations: Uint8s) -> tuple[Int32s, Float64s]:
     """Returns the support and source boxes in stored pixels: (left, top, right, bottom), int32 and float64 [N, 4].
 
     Args:
@@ -62,7 +59,7 @@ def stored_boxes(
     return boxes[0].astype(np.int32), boxes[1]
 
 
-def stored_rows(views: Sequence[Draws], orientations: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+def stored_rows(views: Sequence[Draws], orientations: Uint8s) -> Int32s:
     """Returns the (first, end) rows in stored pixels that all views of N images need, int32 [N, 2].
 
     Args:

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+
+from feeder.system.arrays import AnyArray
 
 __all__ = ["as_samples", "as_tensor", "to_device"]
 
 
-def as_tensor(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
+def as_tensor(array: AnyArray, dtype: str) -> torch.Tensor:
     """Returns a tensor on an array's memory.
 
     Args:
@@ -25,7 +26,7 @@ def as_tensor(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
 
 def as_samples(
     images: Iterable[Any],
-    labels: npt.NDArray[Any],
+    labels: AnyArray,
     fields: Sequence[Sequence[Any]],
     dtype: str | tuple[str, ...],
 ) -> list[tuple[Any, ...]]:
@@ -46,7 +47,7 @@ def as_samples(
     return [(list(map(as_tensor, views, dtype)), *rest) for views, *rest in rows]
 
 
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+def to_device(array: AnyArray, device: torch.device) -> torch.Tensor:
     """Copies an array to a device without waiting: the copy is queued on the current stream."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

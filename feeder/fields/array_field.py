@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field, is_held
 from feeder.fields.npy import npy_array
+from feeder.system.arrays import AnyArray
 
 if TYPE_CHECKING:
     import torch
@@ -127,7 +127,7 @@ class Array(Field):
         return None if value is None else torch.from_numpy(value)
 
 
-def _check_ragged(arrays: list[npt.NDArray[Any]]) -> None:
+def _check_ragged(arrays: list[AnyArray]) -> None:
     first = arrays[0]
     for array in arrays:
         if array.dtype != first.dtype:

@@ -8,7 +8,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from feeder.system.arrays import AnyArray
 
 __all__ = ["NpyHeader", "npy_array", "npy_header"]
 
@@ -45,7 +46,7 @@ def npy_header(data: bytes | memoryview) -> NpyHeader:
     return _parsed(bytes(data[:end]))
 
 
-def npy_array(data: bytes) -> npt.NDArray[Any]:
+def npy_array(data: bytes) -> AnyArray:
     """Returns the array in an ``.npy`` file, in its bytes' memory.
 
     Raises:

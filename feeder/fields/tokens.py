@@ -16,7 +16,7 @@ from feeder.fields.field import Field, shown
 from feeder.fields.function_field import kind_of
 from feeder.fields.text_fields import Text
 from feeder.system.arrays import Int64s
-from feeder.system.files import open_regular
+from feeder.system.files import read_regular
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -83,7 +83,7 @@ class Tokens(Field):
             raise ArgumentError(f"Tokens(text=...) takes a kind that gives the text of each sample, got {text!r}")
 
         try:
-            data = _read(path)
+            data = read_regular(path)
         except OSError as error:
             raise ArgumentError(f"{path}: expected a tokenizer's JSON: {error.strerror}") from None
 
@@ -148,7 +148,7 @@ def _opened(process: int, path: str, digest: str, max_length: int) -> Tokenizer:
         FormatError: if the file has another hash, or can't be read any more.
     """
     try:
-        data = _read(path)
+        data = read_regular(path)
     except OSError as error:
         raise FormatError(f"{path}: can't be read any more: {error.strerror}; restore the file") from None
     if _hash(data) != digest:
@@ -169,11 +169,6 @@ def _tokenizer(path: str, data: bytes) -> Tokenizer:
         return Tokenizer.from_buffer(data)
     except Exception as error:  # the library has no class of its own
         raise ArgumentError(f"{path}: expected a tokenizer's JSON: {error}") from None
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb", opener=open_regular) as file:
-        return file.read()
 
 
 def _hash(data: bytes) -> str:

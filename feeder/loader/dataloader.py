@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.utils.data
 from typing_extensions import TypeVar
@@ -58,6 +56,7 @@ from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
 from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard
 from feeder.order.skip import Skip
+from feeder.system.arrays import AnyArray, Int64s
 from feeder.system.limit_errors import explained
 from feeder.system.warning import warn
 from feeder.transforms import BatchOp
@@ -184,7 +183,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        skip: Skip | Sequence[int] | npt.NDArray[Any] | None = None,
+        skip: Skip | Sequence[int] | AnyArray | None = None,
         mix: BatchOp | Sequence[BatchOp] | None = None,
         sizes: Buckets | PadToBatch | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
@@ -659,7 +658,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         self._iterator = None
 
-    def _stage_words(self) -> npt.NDArray[np.int64]:
+    def _stage_words(self) -> Int64s:
         """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""
         return self._generic_path.meters.words() if self._fast is None else self._fast.stage_words()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.reader import Reader
 from feeder.dataset.subset_reader import PartReader
@@ -13,11 +12,12 @@ from feeder.order.bucket_order import BucketOrder
 from feeder.order.mixture_order import MixtureOrder
 from feeder.order.sample_order import Order
 from feeder.order.skip import Skip
+from feeder.system.arrays import Int64s
 
 __all__ = ["check_skip", "skipped_ids"]
 
 
-def skipped_ids(skip: Skip | None, reader: Reader) -> npt.NDArray[np.int64]:
+def skipped_ids(skip: Skip | None, reader: Reader) -> Int64s:
     """Returns the samples that no epoch has, by their ids in this reader: int64 [N], sorted."""
     if skip is None:
         return np.zeros(0, np.int64)

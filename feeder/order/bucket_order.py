@@ -23,9 +23,10 @@ from feeder.errors import ArgumentError
 from feeder.order.buckets import Buckets
 from feeder.order.gaps import Gaps
 from feeder.order.permutation import permute
-from feeder.order.random import Stream, philox, uniform
+from feeder.order.random import Stream, numbers_in, philox, uniform
 from feeder.order.sample_order import Order, substitute
 from feeder.order.split import Split
+from feeder.system.arrays import Int32s, Int64s, Uint32s
 
 __all__ = ["BucketOrder", "BucketSplit", "BucketTable", "id_runs"]
 
@@ -41,14 +42,12 @@ class BucketTable:
         starts: int64 [buckets + 1], first position of each bucket, and N.
     """
 
-    def __init__(self, members: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64]) -> None:
+    def __init__(self, members: Uint32s, starts: Int64s) -> None:
         self.members = members
         self.starts = starts
 
     @classmethod
-    def of(
-        cls, buckets: Buckets, samples: int, sizes: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int32]]
-    ) -> BucketTable:
+    def of(cls, buckets: Buckets, samples: int, sizes: Callable[[Int64s], Int32s]) -> BucketTable:
         """Returns the table of a dataset.
 
         Args:
@@ -62,7 +61,7 @@ class BucketTable:
         if samples >= 1 << 32:
             raise ArgumentError(f"buckets are for fewer than 2**32 samples, got {samples:,}")
 
-        def chosen(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint16]:
+        def chosen(ids: Int64s) -> npt.NDArray[np.uint16]:
             return buckets.nearest(sizes(ids)).astype(np.uint16)  # numpy sorts 16 bits by radix
 
         # The sizes are asked for twice, so that no bucket of a sample is kept between counting and placing.
@@ -106,7 +105,7 @@ class BucketTable:
         return int(self.members[start + substitute(position, attempt, end - start, seed, epoch)])
 
 
-def id_runs(samples: int) -> Iterator[npt.NDArray[np.int64]]:
+def id_runs(samples: int) -> Iterator[Int64s]:
     """Yields the ids of all samples, some at a time, so that no array but the table grows with them."""
     for first in range(0, samples, _AT_ONCE):
         yield np.arange(first, min(samples, first + _AT_ONCE), dtype=np.int64)
@@ -121,21 +120,17 @@ class BucketOrder(Order):
         shuffle: False leaves each bucket in the stored order.
     """
 
-    table: BucketTable
-
     def __init__(self, table: BucketTable, seed: int = 0, shuffle: bool = False) -> None:
         super().__init__(len(table), seed, shuffle)
-        object.__setattr__(self, "table", table)
+        self.table = table
 
     def with_seed(self, seed: int) -> BucketOrder:
         """See :meth:`Order.with_seed`."""
         return self if seed == self.seed else BucketOrder(self.table, seed, bool(self.shuffle))
 
-    def ids(self, epoch: int, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    def ids(self, epoch: int, positions: npt.ArrayLike) -> Int64s:
         """See :meth:`Order.ids`."""
-        places = np.array(positions, dtype=np.int64, ndmin=1)
-        if places.size and (places.min() < 0 or places.max() >= self.samples):
-            raise ArgumentError(f"positions must be in [0, {self.samples}), got {places.min()} to {places.max()}")
+        places = numbers_in(self.samples, positions, "positions")
         if self.shuffle:
             owners = self.table.bucket_at(places)
             for bucket in np.unique(owners).tolist():
@@ -145,11 +140,9 @@ class BucketOrder(Order):
                 places[own] = start + permute(places[own] - start, end - start, words[0] << 32 | words[1], epoch)
         return self.table.members[places].astype(np.int64)
 
-    def positions(self, epoch: int, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    def positions(self, epoch: int, ids: npt.ArrayLike) -> Int64s:
         """See :meth:`Order.positions`."""
-        wanted = np.array(ids, dtype=np.int64, ndmin=1)
-        if wanted.size and (wanted.min() < 0 or wanted.max() >= self.samples):
-            raise ArgumentError(f"sample ids must be in [0, {self.samples}), got {wanted.min()} to {wanted.max()}")
+        wanted = numbers_in(self.samples, ids, "sample ids")
         found = np.empty_like(wanted)
         for bucket, (start, end) in enumerate(itertools.pairwise(self.table.starts.tolist())):
             if end == start:
@@ -214,30 +207,21 @@ class BucketSplit(Split):
                 f"{np.diff(starts).tolist()}, got {list(consumed)!r}"
             )
         super().__init__(order.samples, batch_size, rank, world_size, drop_last, int(done.sum()), gaps)
-        first = starts if gaps is None else gaps.places(starts)
-        self._set(_order=order, _epoch=epoch, _consumed=done, _first=first)
-        self._set(_done=self._kept_of(done))
-        left = np.diff(first) - self._done
-        self._set(_rests=left % self._global_batch)
+
+        self._order = order
+        self._epoch = epoch
+        self._consumed = done
+        # Of the positions that the epoch has, number before each bucket and consumed of each.
+        self._first = starts if gaps is None else gaps.places(starts)
+        self._done = self._kept_of(done)
+        left = np.diff(self._first) - self._done
+        self._rests = left % self._global_batch  # of each bucket, what its last full batch leaves
         full = left // self._global_batch
-        self._set(_full=int(full.sum()), _drawn={-1: _Drawn([], [], full.tolist(), self._done.tolist())})
+        self._full = int(full.sum())  # number of full batches
+        # Grows as steps are asked for, by several threads: what each adds follows from what stands before it.
+        self._drawn = {-1: _Drawn([], [], full.tolist(), self._done.tolist())}
 
-    _order: BucketOrder
-    _epoch: int
-    _consumed: npt.NDArray[np.int64]
-    # Of the positions that the epoch has, number before each bucket and consumed of each.
-    _first: npt.NDArray[np.int64]
-    _done: npt.NDArray[np.int64]
-    _rests: npt.NDArray[np.int64]  # of each bucket, what its last full batch leaves
-    _full: int  # number of full batches
-    # Grows as steps are asked for, by several threads: what each adds follows from what stands before it.
-    _drawn: dict[int, _Drawn]
-
-    def _set(self, **fields: object) -> None:
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
-    def positions(self, step: int) -> npt.NDArray[np.int64]:
+    def positions(self, step: int) -> Int64s:
         """See :meth:`Split.positions`."""
         first, size = self._share(step)
         begin = self._begin + step * self._global_batch
@@ -247,7 +231,7 @@ class BucketSplit(Split):
             return self._positions(int(self._first[drawn.buckets[number]]) + drawn.firsts[number] + offsets)
         return self._shared(begin + offsets % min(self._global_batch, self.kept - begin))
 
-    def run(self, first_step: int, end_step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def run(self, first_step: int, end_step: int) -> tuple[Int64s, Int64s]:
         """See :meth:`Split.run`."""
         pieces = [self.positions(step) for step in range(first_step, end_step)]
         return np.concatenate(pieces), np.array([len(piece) for piece in pieces], np.int64)
@@ -297,12 +281,12 @@ class BucketSplit(Split):
     def _begin(self) -> int:
         return int(self._done.sum())
 
-    def _kept_of(self, consumed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _kept_of(self, consumed: Int64s) -> Int64s:
         """Returns how many of the samples consumed of each bucket the epoch has."""
         ends = self._order.table.starts[:-1] + consumed
         return consumed if self.gaps is None else self.gaps.places(ends) - self._first[:-1]
 
-    def _shared(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _shared(self, places: Int64s) -> Int64s:
         """Returns the positions of samples in the last batches, given their numbers among all samples consumed."""
         row = places - (self._begin + self._full * self._global_batch)
         ends = np.cumsum(self._rests)

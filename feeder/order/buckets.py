@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import AnyArray
 
 __all__ = ["Buckets"]
 
@@ -63,7 +64,7 @@ class Buckets:
         """(height, width) of the size with the most pixels."""
         return max(self.sizes, key=lambda size: (size[0] * size[1], size))
 
-    def nearest(self, sizes: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    def nearest(self, sizes: AnyArray) -> npt.NDArray[np.intp]:
         """Returns the number of the size that is nearest in the logarithm of the aspect ratio, for N images.
 
         Args:

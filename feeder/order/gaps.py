@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Gaps"]
+from feeder.system.arrays import Int64s
 
-Int64s = npt.NDArray[np.int64]
+__all__ = ["Gaps"]
 
 
 class Gaps:
@@ -43,13 +43,11 @@ class Gaps:
     def positions(self, places: npt.ArrayLike) -> Int64s:
         """Returns the positions of kept ones by their places, int64 [N]."""
         asked = np.asarray(places, np.int64)
-        found: Int64s = asked + self._before[np.searchsorted(self._places, asked, side="right")]
-        return found
+        return asked + self._before[np.searchsorted(self._places, asked, side="right")]
 
     def places(self, positions: npt.ArrayLike) -> Int64s:
         """Returns the number of positions kept before each of these, int64 [N]."""
         asked = np.asarray(positions, np.int64)
         number = np.searchsorted(self._first, asked, side="right")
         inside = np.maximum(0, np.append(0, self._ends)[number] - asked)  # of a range that has not ended there
-        found: Int64s = asked - self._before[number] + inside
-        return found
+        return asked - self._before[number] + inside

@@ -5,19 +5,18 @@ A sample of a lane is called by its offset in the lane: the number of samples th
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, philox
 from feeder.order.recent import Recent
 from feeder.order.shard_sizes import CompactSizes, EqualSizes, UnequalSizes
+from feeder.system.arrays import Int64s, Uint64s
 
-__all__ = ["EqualShards", "Int64s", "LaneShards", "UnequalShards", "Whole", "shards_in_lanes"]
+__all__ = ["EqualShards", "UnequalShards", "Whole", "shards_in_lanes"]
 
-Int64s = npt.NDArray[np.int64]
 _RUN = 16  # shards of a lane
 _BLOCK = 64  # shards that a lane gives one after the other
 _CHUNK = 1 << 14  # shards that are looked at together
@@ -37,14 +36,26 @@ class Whole(NamedTuple):
     rest: Int64s
 
 
-class LaneShards(Protocol):
-    """The shards of each lane.
+class EqualShards:
+    """Shards of one size, the last one of any size up to that; all by arithmetic.
+
+    Args:
+        samples: Number of samples in the set.
+        size: Number of samples in a shard.
+        lanes: Number of lanes.
 
     Attributes:
         samples: int64 [lanes], samples that each lane stores.
     """
 
-    samples: Int64s
+    def __init__(self, samples: int, size: int, lanes: int) -> None:
+        self._size = size
+        self._lanes = lanes
+        full, last = divmod(samples, size)
+        numbers = np.arange(lanes)
+        self._full = (full - numbers + lanes - 1) // lanes
+        self.samples: Int64s = self._full * size + np.where(numbers == full % lanes, last, 0)
+        self._draws: Recent[tuple[Uint64s, Int64s]] = Recent(2)
 
     def whole(self, samples: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the number of whole shards among the first samples of each lane, and their samples.
@@ -52,6 +63,8 @@ class LaneShards(Protocol):
         Args:
             samples: int64 [lanes], at most what the lane stores.
         """
+        shards = np.minimum(samples // self._size, self._full)
+        return shards, shards * self._size
 
     def offsets(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, turns: Int64s) -> Int64s:
         """Returns the offsets of samples in their lanes, int64 [N].
@@ -64,54 +77,6 @@ class LaneShards(Protocol):
             lanes: int64 [N].
             turns: int64 [N], numbers of samples that the lane gives before each of them in this epoch.
         """
-
-    def ids(self, lanes: Int64s, offsets: Int64s) -> Int64s:
-        """Returns the numbers of samples in the set, int64 [N]."""
-
-    def turns(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, offsets: Int64s) -> Int64s:
-        """Returns the turns of samples by their offsets: the inverse of :meth:`offsets`."""
-
-    def places(self, ids: Int64s) -> tuple[Int64s, Int64s]:
-        """Returns the lanes and offsets of samples, each int64 [N]: the inverse of :meth:`ids`."""
-
-
-def shards_in_lanes(sizes: CompactSizes, lanes: int) -> LaneShards:
-    """Returns the shards of each lane.
-
-    Args:
-        sizes: Number of samples in each shard of the set, one shard or more.
-        lanes: Number of lanes.
-    """
-    if isinstance(sizes, EqualSizes):
-        return EqualShards(sizes.samples, sizes.size, lanes)
-    return UnequalShards(sizes, lanes)
-
-
-class EqualShards:
-    """Shards of one size, the last one of any size up to that; all by arithmetic.
-
-    Args:
-        samples: Number of samples in the set.
-        size: Number of samples in a shard.
-        lanes: Number of lanes.
-    """
-
-    def __init__(self, samples: int, size: int, lanes: int) -> None:
-        self._size = size
-        self._lanes = lanes
-        full, last = divmod(samples, size)
-        numbers = np.arange(lanes)
-        self._full = (full - numbers + lanes - 1) // lanes
-        self.samples: Int64s = self._full * size + np.where(numbers == full % lanes, last, 0)
-        self._draws: Recent[tuple[npt.NDArray[np.uint64], Int64s]] = Recent(2)
-
-    def whole(self, samples: Int64s) -> tuple[Int64s, Int64s]:
-        """See :meth:`LaneShards.whole`."""
-        shards = np.minimum(samples // self._size, self._full)
-        return shards, shards * self._size
-
-    def offsets(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, turns: Int64s) -> Int64s:
-        """See :meth:`LaneShards.offsets`."""
         every = np.arange(self._lanes)
         keys, gaps = self._draws.get((seed, epoch), lambda: _draw(seed, epoch, every, whole.shards))
         before = (gaps * self._size)[lanes]
@@ -127,12 +92,12 @@ class EqualShards:
         return offsets
 
     def ids(self, lanes: Int64s, offsets: Int64s) -> Int64s:
-        """See :meth:`LaneShards.ids`."""
+        """Returns the numbers of samples in the set, int64 [N]."""
         shards = offsets // self._size
         return (lanes + shards * (self._lanes - 1)) * self._size + offsets
 
     def turns(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, offsets: Int64s) -> Int64s:
-        """See :meth:`LaneShards.turns`."""
+        """Returns the turns of samples by their offsets: the inverse of :meth:`offsets`."""
         every = np.arange(self._lanes)
         keys, gaps = self._draws.get((seed, epoch), lambda: _draw(seed, epoch, every, whole.shards))
         before = (gaps * self._size)[lanes]
@@ -145,7 +110,7 @@ class EqualShards:
         return turns
 
     def places(self, ids: Int64s) -> tuple[Int64s, Int64s]:
-        """See :meth:`LaneShards.places`."""
+        """Returns the lanes and offsets of samples, each int64 [N]: the inverse of :meth:`ids`."""
         shards = ids // self._size
         return shards % self._lanes, shards // self._lanes * self._size + ids % self._size
 
@@ -160,7 +125,7 @@ class _Turns(NamedTuple):
     """
 
     starts: Int64s
-    keys: npt.NDArray[np.uint64]
+    keys: Uint64s
     before: int
 
 
@@ -205,7 +170,7 @@ class UnequalShards:
         self._blocks: Recent[_Block] = Recent(2 * lanes)
 
     def whole(self, samples: Int64s) -> tuple[Int64s, Int64s]:
-        """See :meth:`LaneShards.whole`."""
+        """See :meth:`EqualShards.whole`."""
         first = np.arange(self._lanes) * self._runs
         ends = self._starts[first] + samples
         runs = np.minimum(np.searchsorted(self._starts, ends, side="right") - 1, first + self._runs - 1)
@@ -214,7 +179,7 @@ class UnequalShards:
         return shards, self._offsets(np.arange(self._lanes), shards)
 
     def offsets(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, turns: Int64s) -> Int64s:
-        """See :meth:`LaneShards.offsets`."""
+        """See :meth:`EqualShards.offsets`."""
         offsets = np.empty_like(turns)
         by_lane = np.argsort(lanes, kind="stable")
         found, first = np.unique(lanes[by_lane], return_index=True)
@@ -234,13 +199,12 @@ class UnequalShards:
         return offsets
 
     def ids(self, lanes: Int64s, offsets: Int64s) -> Int64s:
-        """See :meth:`LaneShards.ids`."""
+        """See :meth:`EqualShards.ids`."""
         shards, rows = self._find(lanes, offsets)
-        ids: Int64s = self._sizes.starts(shards) + rows
-        return ids
+        return self._sizes.starts(shards) + rows
 
     def turns(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, offsets: Int64s) -> Int64s:
-        """See :meth:`LaneShards.turns`."""
+        """See :meth:`EqualShards.turns`."""
         turns = np.empty_like(offsets)
         for lane in np.unique(lanes).tolist():
             own = np.flatnonzero(lanes == lane)
@@ -258,7 +222,7 @@ class UnequalShards:
         return turns
 
     def places(self, ids: Int64s) -> tuple[Int64s, Int64s]:
-        """See :meth:`LaneShards.places`."""
+        """See :meth:`EqualShards.places`."""
         shards = self._sizes.shards_of(ids)
         found, where = np.unique(shards, return_inverse=True)
         offsets = self._offsets(found % self._lanes, found // self._lanes)
@@ -293,7 +257,7 @@ class UnequalShards:
 
         return self._blocks.get((seed, epoch, lane, number), make)
 
-    def _ordered(self, lane: int, count: int, keys: npt.NDArray[np.uint64], first: int, last: int) -> Int64s:
+    def _ordered(self, lane: int, count: int, keys: Uint64s, first: int, last: int) -> Int64s:
         """Returns some of a lane's whole shards in the order of an epoch, by their turns: numbers in the set."""
         places = np.arange(first, last)
         order = permute_each(places, np.array([count]), keys, np.zeros(len(places), np.intp))
@@ -326,7 +290,19 @@ class UnequalShards:
         return offsets
 
 
-def _draw(seed: int, epoch: int, lanes: Int64s, shards: Int64s) -> tuple[npt.NDArray[np.uint64], Int64s]:
+def shards_in_lanes(sizes: CompactSizes, lanes: int) -> EqualShards | UnequalShards:
+    """Returns the shards of each lane.
+
+    Args:
+        sizes: Number of samples in each shard of the set, one shard or more.
+        lanes: Number of lanes.
+    """
+    if isinstance(sizes, EqualSizes):
+        return EqualShards(sizes.samples, sizes.size, lanes)
+    return UnequalShards(sizes, lanes)
+
+
+def _draw(seed: int, epoch: int, lanes: Int64s, shards: Int64s) -> tuple[Uint64s, Int64s]:
     """Draws the order of each lane's whole shards, uint64 [lanes, FEISTEL_ROUNDS], and the number of shards before the
     rest, int64 [lanes]."""
     words = philox(seed, epoch, lanes, Stream.LANE_SHARDS, FEISTEL_ROUNDS // 2 + 1)

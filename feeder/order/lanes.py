@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.lane_shards import Int64s, Whole, shards_in_lanes
+from feeder.order.lane_shards import Whole, shards_in_lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, philox
 from feeder.order.shard_sizes import CompactSizes, EqualSizes
+from feeder.system.arrays import Int64s
 
 __all__ = ["LaneOrder", "Lanes"]
 

@@ -12,17 +12,16 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from feeder.errors import ArgumentError
-from feeder.order.mixture_shares import Shares, Turn, name_seed
+from feeder.order.mixture_shares import Shares, Turn, source_seed
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
-from feeder.order.random import Stream, philox
+from feeder.order.random import Stream, numbers_in, philox
 from feeder.order.recent import Recent
 from feeder.order.sample_order import Order, Shuffle
 from feeder.order.shard_sizes import ShardSizes
+from feeder.system.arrays import Int64s
 
 __all__ = ["MixtureOrder", "source_seed"]
 
-Int64s = npt.NDArray[np.int64]
 
 _PASSES = 1 << 32
 _KEPT = 64
@@ -38,13 +37,6 @@ class MixtureOrder(Order):
         shards: Samples in each shard of each source, for windows; empty: one shard each.
     """
 
-    shares: Shares
-    shards: Sequence[Sequence[int] | ShardSizes]
-    _starts: Int64s
-    _seeds: list[int]
-    _keys: dict[int, bytes]  # of the permutation of each pass
-    _orders: Recent[Order]
-
     def __init__(
         self,
         shares: Shares,
@@ -53,16 +45,12 @@ class MixtureOrder(Order):
         shards: Sequence[Sequence[int] | ShardSizes] = (),
     ) -> None:
         super().__init__(int(shares.sizes.sum()), seed, shuffle)
-        made = {
-            "shares": shares,
-            "shards": shards,
-            "_starts": np.cumsum(shares.sizes) - shares.sizes,
-            "_seeds": [source_seed(seed, name) for name in shares.names],
-            "_keys": {},
-            "_orders": Recent(len(shares.names)),
-        }
-        for name, value in made.items():
-            object.__setattr__(self, name, value)
+        self.shares = shares
+        self.shards = shards
+        self._starts = np.cumsum(shares.sizes) - shares.sizes
+        self._seeds = [source_seed(seed, name) for name in shares.names]
+        self._keys: dict[int, bytes] = {}  # of the permutation of each pass
+        self._orders: Recent[Order] = Recent(len(shares.names))
 
     def with_seed(self, seed: int) -> MixtureOrder:
         """See :meth:`Order.with_seed`."""
@@ -94,9 +82,7 @@ class MixtureOrder(Order):
 
     def positions(self, epoch: int, ids: npt.ArrayLike) -> Int64s:
         """Returns all positions that an epoch has of some samples: none, one or several of each, int64 [M]."""
-        found = np.array(ids, dtype=np.int64, ndmin=1)
-        if found.size and (found.min() < 0 or found.max() >= self.samples):
-            raise ArgumentError(f"sample ids must be in [0, {self.samples}), got {found.min()} to {found.max()}")
+        found = numbers_in(self.samples, ids, "sample ids")
 
         (turn, first), sizes, unit = self.shares.turn(epoch), self.shares.sizes, self.shares.unit
         begin, end = (turn.before(first + part // unit) * unit for part in (0, self.samples_in(epoch)))
@@ -124,10 +110,7 @@ class MixtureOrder(Order):
 
     def _numbers(self, epoch: int, turn: Turn, first: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """Returns the source at each position, and the sample's number among those that the turn has of it."""
-        found, unit = np.array(positions, dtype=np.int64, ndmin=1), self.shares.unit
-        if found.size and (found.min() < 0 or found.max() >= self.samples_in(epoch)):
-            there = f"positions must be in [0, {self.samples_in(epoch)})"
-            raise ArgumentError(f"{there}, got {found.min()} to {found.max()}")
+        found, unit = numbers_in(self.samples_in(epoch), positions, "positions"), self.shares.unit
         units, within = np.divmod(found, unit)
         sources, numbers, units = np.empty_like(found), np.empty_like(found), units + first
 
@@ -169,8 +152,3 @@ class MixtureOrder(Order):
     def _order_of(self, source: int) -> Order:
         shards = self.shards[source] if len(self.shards) else ()
         return Order(int(self.shares.sizes[source]), self._seeds[source], self.shuffle, shards)
-
-
-def source_seed(seed: int, name: str) -> int:
-    """Returns the seed of a source's order and augmentation, 0 to 2**64-1."""
-    return name_seed(seed, name)

@@ -39,11 +39,10 @@ from feeder.errors import ArgumentError
 from feeder.order.permutation import permute
 from feeder.order.random import Stream, philox, uniform
 from feeder.order.recent import Recent
+from feeder.system.arrays import AnyArray, Float64s, Int64s
 
-__all__ = ["BLOCK", "Block", "Shares", "Turn", "name_seed"]
+__all__ = ["BLOCK", "Block", "Shares", "Turn", "source_seed"]
 
-Int64s = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 BLOCK = 4096
 _EPOCHS = 1 << 32
@@ -80,8 +79,8 @@ class Stretch:
         number: int,
         start: int,
         had: Int64s,
-        counts: npt.NDArray[Any],
-        times: Floats | None,
+        counts: AnyArray,
+        times: Float64s | None,
         length: int,
         period: int,
     ) -> None:
@@ -97,7 +96,7 @@ class Stretch:
             paced = counts > 0
             self._times = np.append(0.0, np.unique(counts[paced] / times[paced]))
         self._totals = np.array([self._until(time).sum() for time in self._times[1:]], np.int64)
-        seed = name_seed(0, str(start)) if start else 0
+        seed = source_seed(0, str(start)) if start else 0
         self._phases = uniform(seed, number, np.arange(len(counts)), Stream.MIXTURE, 1)[:, 0]
         self._period = period
         self._in_period = -(-period // BLOCK)
@@ -167,8 +166,7 @@ class Stretch:
     def _until(self, time: float) -> Int64s:
         """Returns the samples of each source until one of them has given all it has, where each comes once."""
         assert self._weights is not None
-        found: Int64s = np.minimum(np.floor(time * self._weights + 0.5).astype(np.int64), self._counts)
-        return found
+        return np.minimum(np.floor(time * self._weights + 0.5).astype(np.int64), self._counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +216,7 @@ class _Era(NamedTuple):
     start: int
     passes: Int64s
     had: Int64s
-    weights: Floats
+    weights: Float64s
     turn: Turn | None
 
 
@@ -240,11 +238,11 @@ class Shares:
 
     names: tuple[str, ...]
     sizes: Int64s
-    weights: Floats
+    weights: Float64s
     takes: str | int
     passes: Int64s
-    schedule: Mapping[int, Floats] = field(default_factory=dict)
-    changes: Mapping[int, Floats] = field(default_factory=dict)
+    schedule: Mapping[int, Float64s] = field(default_factory=dict)
+    changes: Mapping[int, Float64s] = field(default_factory=dict)
     batch: int | None = None
     _turns: Recent[Turn] = field(default_factory=lambda: Recent(2), init=False, repr=False)
 
@@ -346,7 +344,7 @@ class Shares:
             raise ArgumentError(f"at_sample must be a number of samples of the run, 0 or more, got {at_sample!r}")
         return self.with_changes({**self.changes, at_sample: _numbers(self.names, weights, "weights")})
 
-    def with_changes(self, changes: Mapping[int, Floats]) -> Shares:
+    def with_changes(self, changes: Mapping[int, Float64s]) -> Shares:
         """Returns the shares with these changes alone beside the schedule."""
         return dataclasses.replace(self, changes=dict(sorted(changes.items())))
 
@@ -377,11 +375,11 @@ class Shares:
         except (ArgumentError, TypeError, ValueError) as error:
             raise ArgumentError(f"this state is damaged: its weights are {state!r:.100}") from error
 
-    def _listed(self, changes: Mapping[int, Floats]) -> list[Any]:
+    def _listed(self, changes: Mapping[int, Float64s]) -> list[Any]:
         return [[at, dict(zip(self.names, each.tolist(), strict=True))] for at, each in changes.items()]
 
     @functools.cached_property
-    def _steps(self) -> list[tuple[int, Floats]]:
+    def _steps(self) -> list[tuple[int, Float64s]]:
         """The weights from units of the run on, but for the first."""
         merged = {**self.schedule, **self.changes}
         steps = {-(-at // self.unit): merged[at] for at in sorted(merged)}
@@ -451,8 +449,8 @@ class Shares:
             position = end
 
     def _planned(
-        self, epoch: int, position: int, had: Int64s, weights: Floats
-    ) -> tuple[npt.NDArray[Any], Floats | None, int]:
+        self, epoch: int, position: int, had: Int64s, weights: Float64s
+    ) -> tuple[AnyArray, Float64s | None, int]:
         """Returns what :class:`Stretch` takes of an epoch's rest, as if its weights stayed: counts, pace and length."""
         if self.is_run:
             return weights, None, _MOST - position
@@ -475,12 +473,12 @@ class Shares:
         return counts, None, int(counts.sum())
 
 
-def name_seed(seed: int, name: str) -> int:
+def source_seed(seed: int, name: str) -> int:
     """Returns a seed for what has a name, 0 to 2**64-1."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 
-def _whole(counts: npt.NDArray[np.float64]) -> Int64s:
+def _whole(counts: Float64s) -> Int64s:
     """Returns counts of samples, rounded.
 
     Raises:
@@ -494,7 +492,7 @@ def _whole(counts: npt.NDArray[np.float64]) -> Int64s:
     return np.floor(counts + 0.5).astype(np.int64)
 
 
-def _first(total: int, weights: npt.NDArray[Any], most: npt.NDArray[Any], phases: Floats) -> Int64s:
+def _first(total: int, weights: AnyArray, most: AnyArray, phases: Float64s) -> Int64s:
     """Returns the samples of each source among the first of an epoch; see Note [Mixtures].
 
     Args:
@@ -532,7 +530,7 @@ def _first(total: int, weights: npt.NDArray[Any], most: npt.NDArray[Any], phases
     return found
 
 
-def _numbers(names: Sequence[str], given: Mapping[str, float], what: str) -> Floats:
+def _numbers(names: Sequence[str], given: Mapping[str, float], what: str) -> Float64s:
     """Returns a number for each source; weights add up to 1."""
     if not isinstance(given, Mapping) or set(given) != set(names):
         known = set(given) if isinstance(given, Mapping) else set()
@@ -549,7 +547,7 @@ def _numbers(names: Sequence[str], given: Mapping[str, float], what: str) -> Flo
     return found if what == "repeats" else found / math.fsum(found)  # the same on every machine
 
 
-def _schedule(names: Sequence[str], given: Any) -> dict[int, Floats]:
+def _schedule(names: Sequence[str], given: Any) -> dict[int, Float64s]:
     """Returns weights by the samples of the run that they begin at; plain ones begin at 0."""
     if not isinstance(given, Mapping) or not given or any(type(at) is not int for at in given):
         given = {0: given}

@@ -8,16 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.random import Stream, philox
+from feeder.order.random import Stream, numbers_in, philox
+from feeder.system.arrays import Int64s, Uint64s
 
 __all__ = ["FEISTEL_ROUNDS", "permute", "permute_each"]
 
 FEISTEL_ROUNDS = 12
 
 
-def permute(
-    positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0, *, inverse: bool = False
-) -> npt.NDArray[np.int64]:
+def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0, *, inverse: bool = False) -> Int64s:
     """Maps positions to sample ids by a keyed permutation of 0..n-1, in O(1) memory.
 
     A Feistel network over the next power of two with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
@@ -36,32 +35,29 @@ def permute(
     Raises:
         ArgumentError: if a position or a number is outside its range.
     """
-    values = np.array(positions, dtype=np.int64, ndmin=1)
     if n < 1 or n > 1 << 62:
         raise ArgumentError(f"n must be 1 to 2**62, got {n}")
-    if values.size and (values.min() < 0 or values.max() >= n):
-        raise ArgumentError(f"positions must be in [0, {n}), got {values.min()} to {values.max()}")
+    values = numbers_in(n, positions, "positions")
 
     keys = philox(seed, epoch, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0]
     bits = max(2, (n - 1).bit_length())
-    network = _inverse_feistel if inverse else _feistel
 
     state = values.astype(np.uint64)
     outside = np.arange(state.size)
     while outside.size:
-        state[outside] = network(state[outside], np.uint64(bits // 2), np.uint64(bits - bits // 2), keys)
+        state[outside] = _feistel(state[outside], np.uint64(bits // 2), np.uint64(bits - bits // 2), keys, inverse)
         outside = outside[state[outside] >= np.uint64(n)]
     return state.astype(np.int64)
 
 
 def permute_each(
-    positions: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int64],
-    keys: npt.NDArray[np.uint64],
+    positions: Int64s,
+    sizes: Int64s,
+    keys: Uint64s,
     groups: npt.NDArray[np.intp],
     *,
     inverse: bool = False,
-) -> npt.NDArray[np.int64]:
+) -> Int64s:
     """Maps positions by several keyed permutations at once, as :func:`permute` does by one.
 
     Args:
@@ -75,53 +71,41 @@ def permute_each(
         int64 [N].
     """
     bits = np.maximum(np.frexp((sizes - 1).astype(np.float64))[1], 2).astype(np.uint64)  # exact below 2**53
-    network = _inverse_feistel if inverse else _feistel
 
     state, by_round = positions.astype(np.uint64), np.ascontiguousarray(keys.T)
     outside = np.arange(state.size)
     while outside.size:
         group = groups[outside]
         low_bits = bits[group] >> np.uint64(1)
-        state[outside] = network(state[outside], low_bits, bits[group] - low_bits, by_round[:, group])
+        state[outside] = _feistel(state[outside], low_bits, bits[group] - low_bits, by_round[:, group], inverse)
         outside = outside[state[outside] >= sizes[group].astype(np.uint64)]
     return state.astype(np.int64)
 
 
-def _feistel(values: npt.NDArray[np.uint64], low_bits: Any, high_bits: Any, keys: Any) -> npt.NDArray[np.uint64]:
+def _feistel(values: Uint64s, low_bits: Any, high_bits: Any, keys: Any, inverse: bool) -> Uint64s:
     """Runs the network.
 
     Args:
         values: uint64 [N].
         low_bits, high_bits: Numbers of bits of both halves, uint64 or uint64 [N].
         keys: uint64 [rounds] or [rounds, N].
+        inverse: Undoes it, by the same rounds from the last to the first.
     """
     low_mask, high_mask = (np.uint64(1) << low_bits) - np.uint64(1), (np.uint64(1) << high_bits) - np.uint64(1)
     low = values & low_mask
     high = values >> low_bits
-    for i in range(0, len(keys), 2):
-        low = low ^ (_mix(high ^ keys[i]) & low_mask)
-        high = high ^ (_mix(low ^ keys[i + 1]) & high_mask)
-    joined: npt.NDArray[np.uint64] = high << low_bits | low
+    for i in range(len(keys))[:: -1 if inverse else 1]:
+        if i % 2:
+            high = high ^ (_mix(low ^ keys[i]) & high_mask)
+        else:
+            low = low ^ (_mix(high ^ keys[i]) & low_mask)
+    joined: Uint64s = high << low_bits | low
     return joined
 
 
-def _inverse_feistel(
-    values: npt.NDArray[np.uint64], low_bits: Any, high_bits: Any, keys: Any
-) -> npt.NDArray[np.uint64]:
-    """Undoes :func:`_feistel`, of the same arguments."""
-    low_mask, high_mask = (np.uint64(1) << low_bits) - np.uint64(1), (np.uint64(1) << high_bits) - np.uint64(1)
-    low = values & low_mask
-    high = values >> low_bits
-    for i in range(len(keys) - 2, -1, -2):
-        high = high ^ (_mix(low ^ keys[i + 1]) & high_mask)
-        low = low ^ (_mix(high ^ keys[i]) & low_mask)
-    joined: npt.NDArray[np.uint64] = high << low_bits | low
-    return joined
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mix(x: Uint64s) -> Uint64s:
     """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: npt.NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    mixed: Uint64s = x ^ (x >> np.uint64(31))
     return mixed

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Float64s, Int64s, Uint32s
 
 __all__ = ["Stream", "philox", "uniform"]
 
@@ -38,7 +39,7 @@ _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)[:, None, None]
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)[:, None, None]
 
 
-def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks: int = 1) -> npt.NDArray[np.uint32]:
+def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks: int = 1) -> Uint32s:
     """Draws counter-based random numbers of 32 bits by Philox4x32-10.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Key: the seed (64 bits). Counter:
@@ -80,7 +81,7 @@ def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks
     return words.reshape(len(ids), 4 * blocks)
 
 
-def uniform(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, count: int) -> npt.NDArray[np.float64]:
+def uniform(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, count: int) -> Float64s:
     """Draws uniform numbers in [0, 1) with 53 random bits each, from :func:`philox`.
 
     Args:
@@ -98,8 +99,20 @@ def uniform(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, count
     """
     words = philox(seed, epoch, sample_ids, stream, max(1, -(-count // 2))).astype(np.uint64)
     bits = (words[:, 0::2] << _SHIFT32 | words[:, 1::2]) >> np.uint64(11)
-    unit: npt.NDArray[np.float64] = bits[:, :count].astype(np.float64) * 2.0**-53
+    unit: Float64s = bits[:, :count].astype(np.float64) * 2.0**-53
     return unit
+
+
+def numbers_in(end: int, numbers: npt.ArrayLike, what: str) -> Int64s:
+    """Returns integers as int64 [N].
+
+    Raises:
+        ArgumentError: if one is not in [0, end); it names them by ``what`` they are.
+    """
+    found = np.array(numbers, dtype=np.int64, ndmin=1)
+    if found.size and (found.min() < 0 or found.max() >= end):
+        raise ArgumentError(f"{what} must be in [0, {end}), got {found.min()} to {found.max()}")
+    return found
 
 
 def check_range(name: str, value: int, end: int) -> None:

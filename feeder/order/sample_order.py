@@ -18,9 +18,10 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.order.lanes import LaneOrder, Lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute
-from feeder.order.random import Stream, check_range, philox
+from feeder.order.random import Stream, check_range, numbers_in, philox
 from feeder.order.recent import Recent
 from feeder.order.shard_sizes import ShardSizes, compact_sizes
+from feeder.system.arrays import Int64s
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -79,8 +80,8 @@ class _Turns(NamedTuple):
         stored: The first stored sample of each.
     """
 
-    starts: npt.NDArray[np.int64]
-    stored: npt.NDArray[np.int64]
+    starts: Int64s
+    stored: Int64s
 
 
 def in_blocks(shuffle: Shuffle, batch_size: int | None) -> Shuffle:
@@ -90,7 +91,7 @@ def in_blocks(shuffle: Shuffle, batch_size: int | None) -> Shuffle:
     return shuffle
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Order:
     """The order of a dataset's epochs: (epoch, position) -> sample id, the same on every rank.
 
@@ -118,12 +119,11 @@ class Order:
         sizes = compact_sizes(self.shard_sizes)
         if len(sizes) and sizes.samples != self.samples:
             raise ArgumentError(f"shard_sizes add up to {sizes.samples}, expected {self.samples} samples")
-        object.__setattr__(self, "shard_sizes", sizes)
-        lanes = None
+        self.shard_sizes = sizes
+        self.lanes = None
         if isinstance(self.shuffle, Lanes) and self.samples:
-            lanes = LaneOrder(self.samples, self.seed, self.shuffle, sizes)
-        object.__setattr__(self, "lanes", lanes)
-        object.__setattr__(self, "_turns", Recent(2))
+            self.lanes = LaneOrder(self.samples, self.seed, self.shuffle, sizes)
+        self._turns = Recent(2)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("lanes", "_turns")}
@@ -140,7 +140,7 @@ class Order:
         """Returns the number of positions of an epoch."""
         return self.samples
 
-    def ids(self, epoch: int, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    def ids(self, epoch: int, positions: npt.ArrayLike) -> Int64s:
         """Returns the sample ids at the given positions.
 
         Args:
@@ -150,9 +150,7 @@ class Order:
         Returns:
             int64 [N].
         """
-        places = np.array(positions, dtype=np.int64, ndmin=1)
-        if places.size and (places.min() < 0 or places.max() >= self.samples):
-            raise ArgumentError(f"positions must be in [0, {self.samples}), got {places.min()} to {places.max()}")
+        places = numbers_in(self.samples, positions, "positions")
         if self.shuffle is False or not places.size:
             return places
         if self.shuffle is True:
@@ -162,13 +160,13 @@ class Order:
         assert isinstance(self.shuffle, Window)
         return self._windowed(epoch, places, self.shuffle.samples)
 
-    def placed(self, epoch: int, positions: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def placed(self, epoch: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """Returns the sample ids at positions, and the pass of each sample's source in a mixture, else 0: both int64
         [N]."""
         ids = self.ids(epoch, positions)
         return ids, np.zeros_like(ids)
 
-    def positions(self, epoch: int, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    def positions(self, epoch: int, ids: npt.ArrayLike) -> Int64s:
         """Returns the positions of sample ids: the inverse of :meth:`ids`, in as little memory.
 
         Args:
@@ -178,9 +176,7 @@ class Order:
         Returns:
             int64 [N].
         """
-        found = np.array(ids, dtype=np.int64, ndmin=1)
-        if found.size and (found.min() < 0 or found.max() >= self.samples):
-            raise ArgumentError(f"sample ids must be in [0, {self.samples}), got {found.min()} to {found.max()}")
+        found = numbers_in(self.samples, ids, "sample ids")
         if self.shuffle is False or not found.size:
             return found
         if self.shuffle is True:
@@ -195,9 +191,7 @@ class Order:
             found = starts[turn] + found - stored[turn]
         return self._within_windows(epoch, found, self.shuffle.samples, inverse=True)
 
-    def _within_windows(
-        self, epoch: int, places: npt.NDArray[np.int64], window: int, *, inverse: bool = False
-    ) -> npt.NDArray[np.int64]:
+    def _within_windows(self, epoch: int, places: Int64s, window: int, *, inverse: bool = False) -> Int64s:
         """Shuffles places, int64 [N], within their windows, or puts them back."""
         number = places // window
         within = places - number * window
@@ -210,14 +204,13 @@ class Order:
             within[chosen] = permute(within[chosen], size, seed, epoch, inverse=inverse)
         return number * window + within
 
-    def _windowed(self, epoch: int, places: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:
+    def _windowed(self, epoch: int, places: Int64s, window: int) -> Int64s:
         places = self._within_windows(epoch, places, window)
         if len(self.shard_sizes) < 2:
             return places
         starts, stored = self._turns.get(epoch, lambda: self._shards_in_turn(epoch))
         turn = np.searchsorted(starts, places, side="right") - 1
-        ids: npt.NDArray[np.int64] = stored[turn] + places - starts[turn]
-        return ids
+        return stored[turn] + places - starts[turn]
 
     def _shards_in_turn(self, epoch: int) -> _Turns:
         sizes = np.asarray(self.shard_sizes, np.int64)

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from feeder.system.arrays import AnyArray, Int64s
+
 __all__ = ["CompactSizes", "EqualSizes", "ShardSizes", "UnequalSizes", "compact_sizes"]
 
 _RUN = 16  # shards; their starts within a run of so many take 2 bytes if none has more than 4,369 samples
@@ -29,7 +31,7 @@ class EqualSizes:
     def __len__(self) -> int:
         return -(-self.samples // self.size)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
         sizes = np.full(len(self), self.size, np.int64)
         sizes[-1:] += self.samples - len(self) * self.size
         return sizes if dtype is None else sizes.astype(dtype, copy=False)
@@ -47,7 +49,7 @@ class UnequalSizes:
         smallest: Number of samples in the smallest shard; 0 without shards.
     """
 
-    def __init__(self, sizes: npt.NDArray[Any]) -> None:
+    def __init__(self, sizes: AnyArray) -> None:
         self._count = len(sizes)
         self.smallest = int(sizes.min()) if len(sizes) else 0
         firsts = np.arange(0, self._count, _RUN)
@@ -56,7 +58,7 @@ class UnequalSizes:
         self.samples = int(self._runs[-1])
         # The last start is that after all shards.
         dtype = next(d for d in (np.uint16, np.uint32, np.int64) if runs.max(initial=0) <= np.iinfo(d).max)
-        self._within: npt.NDArray[Any] = np.zeros((len(runs), _RUN), dtype)
+        self._within: AnyArray = np.zeros((len(runs), _RUN), dtype)
         for first in range(0, self._count, _CHUNK):
             chunk = np.zeros((-(-min(_CHUNK, self._count - first) // _RUN), _RUN), np.int64)
             own = sizes[first : first + _CHUNK]
@@ -67,11 +69,11 @@ class UnequalSizes:
     def __len__(self) -> int:
         return self._count
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
         sizes = np.diff(self.starts(np.arange(self._count + 1)))
         return sizes if dtype is None else sizes.astype(dtype, copy=False)
 
-    def starts(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def starts(self, shards: Int64s) -> Int64s:
         """Returns the numbers of samples before shards, int64 as the shards; those after the last one are empty."""
         runs = shards // _RUN
         inside = runs < len(self._within)
@@ -79,11 +81,11 @@ class UnequalSizes:
         starts[inside] += self._within.reshape(-1)[shards[inside]]
         return starts
 
-    def sizes(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def sizes(self, shards: Int64s) -> Int64s:
         """Returns the numbers of samples in shards, int64 as the shards; those after the last one are empty."""
         return self.starts(shards + 1) - self.starts(shards)
 
-    def shards_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def shards_of(self, ids: Int64s) -> Int64s:
         """Returns the shards of samples, int64 [N]."""
         runs = np.searchsorted(self._runs, ids, side="right") - 1
         found = np.unique(runs)
@@ -92,7 +94,7 @@ class UnequalSizes:
 
 
 CompactSizes: TypeAlias = EqualSizes | UnequalSizes
-ShardSizes: TypeAlias = npt.NDArray[np.int64] | CompactSizes
+ShardSizes: TypeAlias = Int64s | CompactSizes
 
 
 def compact_sizes(sizes: npt.ArrayLike | CompactSizes) -> CompactSizes:

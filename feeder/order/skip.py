@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.order.gaps import Gaps
 from feeder.order.sample_order import Order
+from feeder.system.arrays import AnyArray, Int64s
 
 __all__ = ["Skip"]
 
@@ -37,7 +37,7 @@ class Skip:
         ArgumentError: if an id or a span is none.
     """
 
-    def __init__(self, ids: Iterable[int] | npt.NDArray[Any] = (), spans: Iterable[Sequence[int]] = ()) -> None:
+    def __init__(self, ids: Iterable[int] | AnyArray = (), spans: Iterable[Sequence[int]] = ()) -> None:
         self.ids = _checked_ids(ids)
         self.spans = tuple(sorted(_checked_span(span) for span in spans))
 
@@ -83,7 +83,7 @@ class Skip:
     def __repr__(self) -> str:
         return f"Skip({len(self.ids)} ids, spans={list(self.spans)})"
 
-    def gaps(self, order: Order, epoch: int, ids: npt.NDArray[np.int64]) -> Gaps | None:
+    def gaps(self, order: Order, epoch: int, ids: Int64s) -> Gaps | None:
         """Returns the positions that an epoch goes without; None if it has all.
 
         Args:
@@ -96,7 +96,7 @@ class Skip:
         return gaps or None
 
 
-def _checked_ids(given: Any) -> npt.NDArray[np.int64]:
+def _checked_ids(given: Any) -> Int64s:
     found = np.asarray([*given] if not isinstance(given, np.ndarray) and isinstance(given, Iterable) else given)
     if not found.size and found.ndim == 1:
         return np.zeros(0, np.int64)
@@ -105,7 +105,7 @@ def _checked_ids(given: Any) -> npt.NDArray[np.int64]:
             f"skip must be ids of samples, integers of 0 or more, or a feeder.Skip(ids, spans), got {given!r:.200}"
         )
     ordered = np.sort(found.astype(np.int64))  # np.unique takes a second for a million
-    apart: npt.NDArray[np.int64] = ordered[np.diff(ordered, prepend=-1) != 0]
+    apart: Int64s = ordered[np.diff(ordered, prepend=-1) != 0]
     return apart
 
 

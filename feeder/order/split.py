@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.order.gaps import Gaps
 from feeder.order.sample_order import Order
+from feeder.system.arrays import Int64s
 
 __all__ = ["Split", "ordered_batches"]
 
 _ORDERED_AT_ONCE = 2048
 
 
-@dataclass(frozen=True)
+@dataclass
 class Split:
     """Divides an epoch's positions among steps and ranks.
 
@@ -59,12 +59,12 @@ class Split:
         full, rest = divmod(self.kept - self._begin, self._global_batch)
         return full + (1 if rest and not self.drop_last else 0)
 
-    def positions(self, step: int) -> npt.NDArray[np.int64]:
+    def positions(self, step: int) -> Int64s:
         """Returns the positions of this rank's batch at a step: int64 [at most batch_size], in [0, samples)."""
         first, size = self._share(step)
         return self._positions((first + np.arange(size, dtype=np.int64)) % self.kept)
 
-    def run(self, first_step: int, end_step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def run(self, first_step: int, end_step: int) -> tuple[Int64s, Int64s]:
         """Returns the positions of this rank's batches at some steps, one after another, int64 [N], and the number of
         positions in each, int64 [steps]."""
         full = max(first_step, min(end_step, len(self) - 1))  # the last one may have fewer
@@ -127,7 +127,7 @@ class Split:
         """Returns the number of positions before one that the epoch has."""
         return position if self.gaps is None else int(self.gaps.places(position))
 
-    def _positions(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _positions(self, places: Int64s) -> Int64s:
         return places if self.gaps is None else self.gaps.positions(places)
 
     def _after(self, place: int) -> int:
@@ -135,16 +135,12 @@ class Split:
         return 0 if not place else int(self._positions(np.array([place - 1]))[0]) + 1
 
 
-def ordered_batches(
-    order: Order, epoch: int, split: Split, first_step: int = 0
-) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
+def ordered_batches(order: Order, epoch: int, split: Split, first_step: int = 0) -> Iterator[tuple[Int64s, ...]]:
     """Returns the positions of each of a rank's batches, and the ids and passes of :meth:`Order.placed`, int64 [N]."""
     return itertools.chain.from_iterable(_several_batches(order, epoch, split, first_step))
 
 
-def _several_batches(
-    order: Order, epoch: int, split: Split, begin: int
-) -> Iterator[Iterator[tuple[npt.NDArray[np.int64], ...]]]:
+def _several_batches(order: Order, epoch: int, split: Split, begin: int) -> Iterator[Iterator[tuple[Int64s, ...]]]:
     """Yields groups of batches, as computing the ids of one batch takes nearly as long as those of a group."""
     steps = max(1, _ORDERED_AT_ONCE // split.batch_size)
     for first_step in range(begin, len(split), steps):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError, DecodeError, FeederError
@@ -27,6 +26,7 @@ from feeder.service.frames import SERVER_LIMITS, Kind
 from feeder.service.part_memory import WorkSize
 from feeder.service.roots import Roots
 from feeder.shard.cache.waits import waits
+from feeder.system.arrays import Uint8s
 
 __all__ = ["join_json", "part_maker", "split_json"]
 
@@ -177,7 +177,7 @@ def _check_sizes(work: Work, epoch: int, sizes: Sizes) -> None:
             raise ArgumentError(f"a part of images of {size}, which the recipe makes of {recipe.output_size}")
 
 
-def _places(memory: npt.NDArray[np.uint8], view: SlotView) -> list[list[int]]:
+def _places(memory: Uint8s, view: SlotView) -> list[list[int]]:
     base = memory.__array_interface__["data"][0]
     arrays = (view.labels, *view.images, *view.further)
     return [[array.__array_interface__["data"][0] - base, array.nbytes] for array in arrays]

@@ -25,6 +25,7 @@ __all__ = [
     "fsync_folder",
     "is_below",
     "open_regular",
+    "read_regular",
     "scan_folder",
     "write_text",
 ]
@@ -158,6 +159,12 @@ def open_regular(path: str, flags: int = 0) -> int:
         return _open_regular(f"/proc/self/fd/{place}", path)
     finally:
         os.close(place)
+
+
+def read_regular(path: str) -> bytes:
+    """Returns the content of a regular file; see :func:`open_regular`."""
+    with open(path, "rb", opener=open_regular) as file:
+        return file.read()
 
 
 def _check_place(descriptor: int, path: str) -> None:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.packed import add_codebooks, is_packed_field, packed_head, unpack_checked
 from feeder.errors import DecodeError, ShardError
@@ -19,6 +18,7 @@ from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.set_copy import SetCopy
+from feeder.system.arrays import Int64s
 from feeder.system.cores import cores
 from feeder.system.files import atomic_file, open_regular
 from feeder.system.progress import Progress
@@ -102,7 +102,7 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
     return ExportSummary(shown, counts["unpacked"], counts["stored"], counts["copies"], len(renamed))
 
 
-def _renamed(index: SetIndex, ids: npt.NDArray[np.int64]) -> dict[int, str]:
+def _renamed(index: SetIndex, ids: Int64s) -> dict[int, str]:
     """Returns the paths of those of the samples that can't have their own: an earlier one's, or that of a folder.
 
     Raises:

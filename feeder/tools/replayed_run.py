@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image
 
@@ -21,6 +20,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.order_identity import saved_shuffle, set_version
 from feeder.order.buckets import Buckets
+from feeder.system.arrays import Uint8s
 from feeder.tools.presets import open_dataset
 from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
@@ -198,7 +198,7 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
     return loader
 
 
-def save_images(views: Sequence[Sequence[npt.NDArray[np.uint8]]], folder: str) -> list[str]:
+def save_images(views: Sequence[Sequence[Uint8s]], folder: str) -> list[str]:
     """Writes a batch's images as PNG files, and returns their names.
 
     Args:
@@ -223,7 +223,7 @@ def save_images(views: Sequence[Sequence[npt.NDArray[np.uint8]]], folder: str) -
     return names
 
 
-def batch_pixels(loader: DataLoader[Any], batch: Sequence[Any]) -> list[list[npt.NDArray[np.uint8]]]:
+def batch_pixels(loader: DataLoader[Any], batch: Sequence[Any]) -> list[list[Uint8s]]:
     """Returns the images of a loader's batch as :func:`as_pixels` does, without padding: of each view N, [H, W, 3]."""
     views = [list(images) for images in as_pixels(batch[0], loader.dataset.recipe)]
     if not isinstance(loader.sizes, PadToBatch):
@@ -232,7 +232,7 @@ def batch_pixels(loader: DataLoader[Any], batch: Sequence[Any]) -> list[list[npt
     return [[image[:height, :width] for image, (height, width) in zip(images, sizes, strict=True)] for images in views]
 
 
-def as_pixels(images: Any, recipe: Recipe | Views) -> list[npt.NDArray[np.uint8]]:
+def as_pixels(images: Any, recipe: Recipe | Views) -> list[Uint8s]:
     """Returns a batch's images as pixels, floats as the ones that they were made of; [N, H, W, 3] for each view.
 
     Args:

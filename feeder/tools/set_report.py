@@ -9,13 +9,13 @@ from textwrap import indent
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.packed import codebook_id
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.set_index import SetIndex, field_name
 from feeder.shard.write.set_copy import SetCopy
+from feeder.system.arrays import AnyArray, Float32s
 from feeder.system.text import count, printable
 from feeder.tools.terminal import columns, size, table, wrap
 
@@ -160,7 +160,7 @@ class _Distribution:
         self._least = 1 << 64
         self._largest = 0
 
-    def add(self, numbers: npt.NDArray[Any]) -> None:
+    def add(self, numbers: AnyArray) -> None:
         """Counts numbers, int [N] from 0 on."""
         if len(numbers):
             self._least = min(self._least, int(numbers.min()))
@@ -191,7 +191,7 @@ class _Found:
         length, width, height: Bytes and pixels of the images.
     """
 
-    target_ranges: npt.NDArray[np.float32]
+    target_ranges: Float32s
     fields: collections.Counter[int] = field(default_factory=collections.Counter)
     orientations: collections.Counter[int] = field(default_factory=collections.Counter)
     labels: collections.Counter[int] = field(default_factory=collections.Counter)
@@ -225,7 +225,7 @@ def _read(index: SetIndex) -> _Found:
     return found
 
 
-def _count(counts: collections.Counter[int], values: npt.NDArray[Any]) -> None:
+def _count(counts: collections.Counter[int], values: AnyArray) -> None:
     for value, rows in zip(*(each.tolist() for each in np.unique(values, return_counts=True)), strict=True):
         counts[value] += rows
 

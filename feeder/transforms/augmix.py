@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Float32s
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.augment import AUGMENTATIONS, signed, strengths
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
@@ -106,7 +106,7 @@ class AugMix(Op):
         }
         return Drawn(params, sizes)
 
-    def _weights(self, uniforms: Uniforms, first: int, samples: int) -> npt.NDArray[np.float32]:
+    def _weights(self, uniforms: Uniforms, first: int, samples: int) -> Float32s:
         """Draws float32 [samples, 1 + mixture_width] from the uniform numbers from ``first`` on."""
         logs = _log_gammas(uniforms, first, samples, 2 + self.mixture_width, self.alpha)
         share = _dirichlet(logs[:, :2]).astype(np.float32)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from feeder.system.arrays import Bools, Float32s, Int64s
 from feeder.transforms.matrices import forward_matrix
 from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp, drawn_moves
 from feeder.transforms.op import IntArray, Op, Params
@@ -16,7 +16,7 @@ from feeder.transforms.target_ops import ClampBoundingBoxes, SanitizeBoundingBox
 
 __all__ = ["Boxes", "Floats", "SampleBoxes", "move_boxes", "tilted", "to_xyxy", "warped"]
 
-Floats = npt.NDArray[np.float32]
+Floats = Float32s
 
 # The four corners, clockwise from the upper left, in the columns of a box.
 _CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
@@ -60,7 +60,7 @@ class SampleBoxes:
         return moved
 
 
-def move_boxes(boxes: Boxes, moves: Moves) -> tuple[Boxes, npt.NDArray[np.int64]]:
+def move_boxes(boxes: Boxes, moves: Moves) -> tuple[Boxes, Int64s]:
     """Moves boxes; returns those that are left, and their numbers before, int64 [K]."""
     kept = np.arange(len(boxes.values))
     for move, canvas in moves:
@@ -100,13 +100,13 @@ def _clamped(values: Floats, format: str, canvas: tuple[int, int], mode: str | N
     return _from_xyxy(np.clip(to_xyxy(values, format), 0, edges), format)
 
 
-def _valid(boxes: Boxes, canvas: tuple[int, int], op: SanitizeBoundingBoxes) -> npt.NDArray[np.bool_]:
+def _valid(boxes: Boxes, canvas: tuple[int, int], op: SanitizeBoundingBoxes) -> Bools:
     xyxy = to_xyxy(boxes.values, boxes.format)
     width, height = (xyxy[:, 2:] - xyxy[:, :2]).T
     edges = np.array([canvas[1], canvas[0]] * 2, np.float32)
     inside = ((xyxy >= 0) & (xyxy <= edges)).all(axis=1)
     large = (width >= op.min_size) & (height >= op.min_size) & (width * height >= op.min_area)
-    valid: npt.NDArray[np.bool_] = inside & large
+    valid: Bools = inside & large
     return valid
 
 
@@ -158,10 +158,10 @@ def _mirrored(values: Floats, format: str, axis: int, length: np.float32) -> Flo
     return mirrored
 
 
-def _has_center(xyxy: Floats, window: Crop) -> npt.NDArray[np.bool_]:
+def _has_center(xyxy: Floats, window: Crop) -> Bools:
     x, y = (np.float32(0.5) * (xyxy[:, :2] + xyxy[:, 2:])).T
     right, bottom = window.left + window.width, window.top + window.height
-    has: npt.NDArray[np.bool_] = (window.left < x) & (x < right) & (window.top < y) & (y < bottom)
+    has: Bools = (window.left < x) & (x < right) & (window.top < y) & (y < bottom)
     return has
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import AnyArray
 from feeder.transforms.op import Drawn, IntArray, Op, Uniforms
 
 __all__ = ["Lambda", "Output", "kept_generators", "keyed_generators"]
@@ -130,10 +130,10 @@ class Lambda(Op):
         self._set(lambd=lambd, on=on, keeps_shape=bool(keeps_shape))
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        drawn: dict[str, npt.NDArray[Any]] = {"key": uniforms.keys()}
+        drawn: dict[str, AnyArray] = {"key": uniforms.keys()}
         return Drawn(drawn if self.keeps_shape else drawn | {"size": sizes}, sizes)
 
-    def call(self, image: Any, key: int) -> npt.NDArray[Any]:
+    def call(self, image: Any, key: int) -> AnyArray:
         """Calls the function.
 
         Args:
@@ -164,7 +164,7 @@ class Lambda(Op):
                 )
         return found
 
-    def write(self, image: Any, key: int, out: npt.NDArray[Any]) -> None:
+    def write(self, image: Any, key: int, out: AnyArray) -> None:
         """Calls the function of a recipe's tail, as :meth:`call` does, and writes its result.
 
         Args:
@@ -242,13 +242,13 @@ class Lambda(Op):
 
     def _probed(self, dtype: str, shape: tuple[int, int, int]) -> Any:
         pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-        made: npt.NDArray[Any] = pixels if dtype == "uint8" else pixels.astype(np.float32) / 255
+        made: AnyArray = pixels if dtype == "uint8" else pixels.astype(np.float32) / 255
         with kept_generators():
             _seed_generators(0)
             return self.lambd(self._given(made))
 
 
-def _as_array(result: Any) -> npt.NDArray[Any]:
+def _as_array(result: Any) -> AnyArray:
     """Returns the array of a function's result, [C, H, W] of a Pillow image."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(result, torch.Tensor):

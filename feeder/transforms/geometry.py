@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Bools
 from feeder.transforms.arguments import (
     check_fill,
     check_interpolation,
@@ -96,9 +96,7 @@ class RandomResizedCrop(ResizeOp):
         params |= {"resized_height": resized[:, 0], "resized_width": resized[:, 1]}
         return Drawn(params, resized)
 
-    def _attempt(
-        self, height: IntArray, width: IntArray, uniform: FloatArray
-    ) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
+    def _attempt(self, height: IntArray, width: IntArray, uniform: FloatArray) -> tuple[IntArray, IntArray, Bools]:
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         area = height * width * (self.scale[0] + uniform[..., 0] * (self.scale[1] - self.scale[0]))
         aspect = np.exp(low + uniform[..., 1] * (high - low))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Float32s, Float64s
 from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 
 __all__ = ["RandomIoUCrop"]
@@ -98,7 +98,7 @@ class RandomIoUCrop(Op):
             "targets={'boxes.json': T.BoundingBoxes()}"
         )
 
-    def draw_from(self, uniforms: Uniforms, sizes: IntArray, boxes: Sequence[npt.NDArray[np.float32]]) -> Drawn:
+    def draw_from(self, uniforms: Uniforms, sizes: IntArray, boxes: Sequence[Float32s]) -> Drawn:
         """Draws windows as torchvision's ``RandomIoUCrop.make_params``.
 
         Args:
@@ -117,7 +117,7 @@ class RandomIoUCrop(Op):
         return Drawn(params, windows[:, 2:4].copy())
 
     def _window(
-        self, uniforms: Uniforms, row: int, height: int, width: int, boxes: npt.NDArray[np.float32]
+        self, uniforms: Uniforms, row: int, height: int, width: int, boxes: Float32s
     ) -> tuple[int, int, int, int, int] | None:
         """Returns (top, left, height, width, 1), or None for the whole image."""
         numbers_a_round = 1 + 4 * self.trials
@@ -136,10 +136,10 @@ class RandomIoUCrop(Op):
 
     def _fitting(
         self,
-        numbers: npt.NDArray[np.float64],
+        numbers: Float64s,
         height: int,
         width: int,
-        boxes: npt.NDArray[np.float32],
+        boxes: Float32s,
         least_overlap: float,
     ) -> tuple[int, int, int, int, int] | None:
         """Returns the first window of several trials that fits: all at once, [trials, K]."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.order.random import philox
+from feeder.system.arrays import AnyArray, Float64s, Int64s, Uint64s
 from feeder.transforms.arguments import BASE_FILTERS, check_probability
 from feeder.transforms.sizes import VariableSize
 
@@ -22,11 +22,11 @@ except ImportError:
 
 __all__ = ["Drawn", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "ResizeOp", "SizeBounds", "Uniforms"]
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+IntArray = Int64s
+FloatArray = Float64s
 
 # An op's drawn parameters by name; every array has one row per sample.
-Params = dict[str, npt.NDArray[Any]]
+Params = dict[str, AnyArray]
 
 
 class SizeBounds(NamedTuple):
@@ -69,13 +69,13 @@ class Uniforms:
         """Returns the numbers of an op inside this one; recipes have fewer than 1,024 ops."""
         return Uniforms(self._seed, self._epoch, self._sample_ids, self._stream + 1024 * (number + 1))
 
-    def keys(self) -> npt.NDArray[np.uint64]:
+    def keys(self) -> Uint64s:
         """Returns a 64-bit seed per sample, for ops that need a number per pixel: uint64 [N].
 
         The seeds share their words with the first two uniform numbers, so an op uses either keys or later numbers.
         """
         words = philox(self._seed, self._epoch, self._sample_ids, self._stream, 1).astype(np.uint64)
-        keys: npt.NDArray[np.uint64] = words[:, 0] << np.uint64(32) | words[:, 1]
+        keys: Uint64s = words[:, 0] << np.uint64(32) | words[:, 1]
         return keys
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Int32s
 
 __all__ = ["PadToBatch"]
 
@@ -41,7 +41,7 @@ class PadToBatch:
         if not isinstance(self.value, (int, float)) or self.value != self.value:
             raise ArgumentError(f"value must be a number, got {self.value!r}")
 
-    def size(self, sizes: npt.NDArray[np.int32]) -> tuple[int, int]:
+    def size(self, sizes: Int32s) -> tuple[int, int]:
         """Returns the (height, width) of the tensor for images of these sizes, int32 [N, 2], N at least 1."""
         height, width = (-(-sizes.max(axis=0) // self.multiple) * self.multiple).tolist()
         return height, width

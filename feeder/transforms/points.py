@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from feeder.system.arrays import Int64s
 from feeder.transforms.boxes import Floats, tilted, warped
 from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Warp
 from feeder.transforms.target_ops import ClampKeyPoints, SanitizeKeyPoints, TargetOp
@@ -12,7 +12,7 @@ from feeder.transforms.target_ops import ClampKeyPoints, SanitizeKeyPoints, Targ
 __all__ = ["move_points"]
 
 
-def move_points(points: Floats, moves: Moves) -> tuple[Floats, npt.NDArray[np.int64]]:
+def move_points(points: Floats, moves: Moves) -> tuple[Floats, Int64s]:
     """Moves keypoints.
 
     Args:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.order.random import Stream, uniform
+from feeder.system.arrays import Float32s, Int32s, Uint8s
 from feeder.system.warning import warn
 from feeder.transforms.function import Lambda, Output
 from feeder.transforms.geometry import RandomCrop
@@ -25,7 +26,7 @@ from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
 __all__ = ["Compose", "Draws", "Recipe"]
 
 # Of N samples the boxes, float32 [K, 4], after the first ops with their drawn parameters, in images of those sizes.
-BoxesAfter = Callable[[tuple[Op, ...], tuple[Params, ...], IntArray], Sequence[npt.NDArray[np.float32]]]
+BoxesAfter = Callable[[tuple[Op, ...], tuple[Params, ...], IntArray], Sequence[Float32s]]
 
 _ANY_BUCKET = 64, 64
 
@@ -74,17 +75,17 @@ class Draws:
             left; left is -1 where a ``RandomCrop`` is larger than the image. None: that of the whole image.
     """
 
-    image_size: npt.NDArray[np.int32]
+    image_size: Int32s
     source_box: FloatArray
-    support_box: npt.NDArray[np.int32]
-    base_size: npt.NDArray[np.int32]
-    flip: npt.NDArray[np.uint8]
-    output_size: npt.NDArray[np.int32]
+    support_box: Int32s
+    base_size: Int32s
+    flip: Uint8s
+    output_size: Int32s
     ops: tuple[Params, ...]
     seed: int
     epoch: int
     keys: IntArray
-    frame: npt.NDArray[np.int32] | None = None
+    frame: Int32s | None = None
 
     def __len__(self) -> int:
         return len(self.flip)

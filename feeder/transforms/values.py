@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Float32s
 from feeder.transforms.op import Op
 
 __all__ = ["Affine", "Normalize", "ToDtype", "compose_affine"]
 
 # float32 [3] scale and bias per channel.
-Affine = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+Affine = tuple[Float32s, Float32s]
 
 _DTYPES = ("uint8", "float16", "bfloat16", "float32")
 

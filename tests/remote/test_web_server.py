@@ -12,11 +12,11 @@ import pytest
 import feeder
 from feeder.errors import StoreError
 from feeder.shard.store.open_store import open_store
-from feeder.shard.write.append import append
 from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.set_append import append
+from feeder.shard.write.set_takedown import takedown
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
-from feeder.shard.write.takedown import takedown
 from feeder.tools import cli
 from feeder.tools.exported_images import export
 from feeder.transforms import CenterCrop, Compose

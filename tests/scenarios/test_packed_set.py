@@ -25,9 +25,9 @@ from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_file import read_image
 from feeder.shard.source.target_sources import TargetSources
-from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.set_append import append
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.system.cores import Cores

@@ -28,8 +28,8 @@ from feeder import transforms as T
 from feeder.errors import ArgumentError, FormatError, NotFoundError, StoreError
 from feeder.loader.observe.remote_counts import REMOTE_COUNTS
 from feeder.shard.cache.presence import Record
-from feeder.shard.write.append import append
 from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.set_append import append
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support import ROOT

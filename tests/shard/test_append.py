@@ -19,9 +19,9 @@ from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.table_file import ManifestColumns
-from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.output_folder import OutputFolder
+from feeder.shard.write.set_append import append
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main

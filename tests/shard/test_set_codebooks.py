@@ -19,9 +19,9 @@ from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed, short_hash
 from feeder.shard.format.set_header import HEADER_MAGIC, SetHeader
 from feeder.shard.format.shard_index import ShardIndex
-from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.set_append import append
 from feeder.shard.write.set_writer import write_set
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
@@ -215,7 +215,7 @@ def test_an_interrupted_append_takes_the_same_codebook_again(tmp_path: Path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("feeder.shard.write.append.write_set", stop)
+        patch.setattr("feeder.shard.write.set_append.write_set", stop)
         with pytest.raises(KeyboardInterrupt):
             append(str(tmp_path / "again"), str(second), ShardOptions())
     (tmp_path / "again" / "shard-000003.tar").unlink()

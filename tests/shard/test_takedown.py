@@ -19,11 +19,11 @@ from feeder.errors import ArgumentError, FormatError, LockedError, ShardError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
-from feeder.shard.write.append import append
 from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.set_append import append
+from feeder.shard.write.set_takedown import takedown
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
-from feeder.shard.write.takedown import takedown
 from feeder.system.files import exclusive_lock
 from feeder.tools.cli import main
 from feeder.tools.exported_images import export

@@ -12,10 +12,10 @@ from typing import Any
 import obstore
 
 from feeder.shard.store.url import is_remote
-from feeder.shard.write.append import append
+from feeder.shard.write.set_append import append
+from feeder.shard.write.set_takedown import takedown
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
-from feeder.shard.write.takedown import takedown
 from feeder.system.progress import Progress
 
 __all__ = ["OPTIONS", "StopAfter", "append_killed_at", "killed_at", "takedown_killed_at"]

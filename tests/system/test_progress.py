@@ -11,8 +11,8 @@ import pytest
 
 from feeder.dataset.shards import ShardDataset
 from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.set_takedown import takedown
 from feeder.shard.write.sharding import shard
-from feeder.shard.write.takedown import takedown
 from feeder.system.progress import Progress
 from feeder.tools.exported_images import export
 from feeder.tools.parity.comparison import parity

@@ -6,11 +6,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.decoders.decoder import Buffer
 from feeder.decoders.staged.staged import Staged, by_size
+from feeder.system.arrays import Int64s, Uint32s
 
 if TYPE_CHECKING:
     from feeder.decoders.cuda.driver import Kernels
@@ -29,7 +29,7 @@ class Uploaded(NamedTuple):
     """
 
     plans: list[Buffer]
-    places: npt.NDArray[np.int64]
+    places: Int64s
     memory: torch.Tensor
 
 
@@ -58,7 +58,7 @@ class ViewPart(NamedTuple):
     """
 
     view: int
-    rows: npt.NDArray[np.int64]
+    rows: Int64s
     size: tuple[int, int]
 
 
@@ -78,12 +78,12 @@ class PlannedImages:
         parts: The images by view and output size.
     """
 
-    def __init__(self, kernels: Kernels, staged: Staged, planned: npt.NDArray[np.int64], uploaded: Uploaded) -> None:
+    def __init__(self, kernels: Kernels, staged: Staged, planned: Int64s, uploaded: Uploaded) -> None:
         from feeder import _native
 
         samples, of_view = np.divmod(planned, staged.views)
         self.parts: list[ViewPart] = []
-        order = list[npt.NDArray[np.int64]]()
+        order = list[Int64s]()
         for view in range(staged.views):
             here = np.flatnonzero(of_view == view)
             for size, some in by_size(staged.rows[planned[here]]) if len(here) else ():
@@ -111,7 +111,7 @@ class PlannedImages:
             self._faults.copy_(self._scratch[at : at + 4 * len(here)], non_blocking=True)
             self._decoded = self._event()
 
-    def faults(self) -> list[npt.NDArray[np.uint32]]:
+    def faults(self) -> list[Uint32s]:
         """Waits until the planes are decoded, and the plans copied; returns for each part uint32 [N], not 0 where an
         image is left to the CPU."""
         if self._decoded is not None:

@@ -202,10 +202,6 @@ class CudaDecoder(TrainerDecoder):
         assert size is not None
         return finisher(images, size, rest, channels_last=channels_last)
 
-    def meters(self) -> dict[str, int]:
-        """Returns the number of images by decoder: cuda_images, cpu_images (of workers), redone_images."""
-        return {name: getattr(self, name) for name in ("cuda_images", "cpu_images", "redone_images")}
-
     def close(self) -> None:
         """Drops all batches."""
         for each in list(self._started):

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.decoder import Buffer, DecodeResult
 from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.staged.stager import Stager
+from feeder.system.arrays import Int32s, Uint8s
 from feeder.transforms import Draws, Recipe
 
 __all__ = ["PlanStager"]
@@ -33,10 +33,10 @@ class PlanStager(Stager):
     def stage(
         self,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         recipes: Sequence[Recipe],
         draws: Sequence[Draws],
-        first_rows: npt.NDArray[np.int32] | None = None,
+        first_rows: Int32s | None = None,
     ) -> tuple[Staged, DecodeResult]:
         """Plans N images; see :meth:`Stager.stage`. Of views that lie close together the first one's plan has the
         segments or lines of all of them."""

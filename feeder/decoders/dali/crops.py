@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder import _native
@@ -13,13 +12,12 @@ from feeder.decoders import gpu
 from feeder.decoders.dali.pipeline import PipelineError
 from feeder.decoders.device.rows import join_rows
 from feeder.decoders.staged.staged import by_size
+from feeder.system.arrays import Float64s, Int32s, Int64s, Records
 
 __all__ = ["resize_crops"]
 
 
-def resize_crops(
-    images: Any, numbers: npt.NDArray[np.int64], rows: npt.NDArray[np.void], cropped: bool, device: torch.device
-) -> torch.Tensor:
+def resize_crops(images: Any, numbers: Int64s, rows: Records, cropped: bool, device: torch.device) -> torch.Tensor:
     """Crops and resizes images from :meth:`feeder.decoders.dali.pipeline.DaliPipeline.collect`, without waiting.
 
     The images are read in DALI's memory, on the current stream, which must be the one that they were collected for;
@@ -57,10 +55,10 @@ def resize_crops(
 
 def on_gpu(
     tensors: list[Any],
-    sizes: npt.NDArray[np.int64],
-    source: npt.NDArray[np.float64],
-    support: npt.NDArray[np.int32],
-    rows: npt.NDArray[np.void],
+    sizes: Int64s,
+    source: Float64s,
+    support: Int32s,
+    rows: Records,
     device: torch.device,
 ) -> torch.Tensor:
     """Resizes with kernel 2, images of one size together."""
@@ -78,10 +76,10 @@ def on_gpu(
 
 def on_cpu(
     tensors: list[Any],
-    sizes: npt.NDArray[np.int64],
-    sources: npt.NDArray[np.float64],
-    supports: npt.NDArray[np.int32],
-    rows: npt.NDArray[np.void],
+    sizes: Int64s,
+    sources: Float64s,
+    supports: Int32s,
+    rows: Records,
     device: torch.device,
 ) -> torch.Tensor:
     """Resizes with feeder's CPU kernels, many times as fast as kernel 2's reference."""

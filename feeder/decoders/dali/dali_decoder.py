@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.decoders.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
@@ -21,6 +19,7 @@ from feeder.decoders.staged.stager import Stager
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
 from feeder.decoders.tensors import to_device
 from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.system.arrays import AnyArray
 
 __all__ = ["DaliDecoder"]
 
@@ -180,10 +179,6 @@ class DaliDecoder(TrainerDecoder):
             done.append(finisher(pixels[number], size, view.rest, turn=turn, channels_last=channels_last))
         return done, errors
 
-    def meters(self) -> dict[str, int]:
-        """Returns the number of images by decoder: dali_images, cpu_images (for DALI), redone_images."""
-        return {name: getattr(self, name) for name in ("dali_images", "cpu_images", "redone_images")}
-
     def close(self) -> None:
         """Ends DALI's pipeline, once its images are no longer in use."""
         self._queue.close()
@@ -219,7 +214,7 @@ class DaliDecoder(TrainerDecoder):
         self.cpu_images += int(np.count_nonzero(staged.rows["kind"][:: staged.views] == RowKind.PIXELS))
         return whole, errors
 
-    def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
+    def _move(self, array: AnyArray) -> torch.Tensor:
         return to_device(array, self.device)
 
 

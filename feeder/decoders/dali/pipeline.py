@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.decoder import Buffer
 from feeder.errors import BackendError
+from feeder.system.arrays import AnyArray, Records
 
 __all__ = ["DaliPipeline", "PipelineError", "PipelineOptions", "check_device", "import_dali"]
 
@@ -85,14 +85,14 @@ class DaliPipeline:
         _live.add(self)
         self._pipeline: Any = None
         # Tickets and inputs: DALI reads inputs in place, so they live until their run is collected.
-        self._under_way: deque[tuple[object, list[npt.NDArray[Any]]]] = deque()
+        self._under_way: deque[tuple[object, list[AnyArray]]] = deque()
         self._first_count = 0
 
     def is_outgrown_by(self, count: int) -> bool:
         """Returns whether runs of ``count`` images need another pipeline, see Note [The first run]."""
         return self.options.device_id is not None and count > _MOST_OF_THE_FIRST * self._first_count > 0
 
-    def submit(self, rows: npt.NDArray[np.void], payloads: Sequence[Buffer], ticket: object) -> None:
+    def submit(self, rows: Records, payloads: Sequence[Buffer], ticket: object) -> None:
         """Starts the decode of at most ``batch_size`` images.
 
         Args:
@@ -106,7 +106,7 @@ class DaliPipeline:
         window = rows["decoded"]
         encoded = [np.frombuffer(payload, np.uint8) for payload in payloads]
         # DALI's axes are (height, width).
-        inputs: dict[str, npt.NDArray[Any]] = {}
+        inputs: dict[str, AnyArray] = {}
         if self.options.crops:
             inputs["anchor"] = np.ascontiguousarray(window[:, 1::-1], np.int32)
             inputs["shape"] = np.ascontiguousarray((window[:, 2:] - window[:, :2])[:, ::-1], np.int32)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.decoders.dali.crops import resize_crops
@@ -16,6 +15,7 @@ from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError, PipelineO
 from feeder.decoders.decoder import Buffer
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.staged.staged import RowKind, Staged
+from feeder.system.arrays import Int64s
 
 __all__ = ["PIXEL_BYTES", "Borrowed", "DaliQueue", "PipelineRows"]
 
@@ -37,8 +37,8 @@ class PipelineRows:
         size_bytes: Size of these JPEGs when decoded.
     """
 
-    rows: npt.NDArray[np.int64]
-    jpegs: npt.NDArray[np.int64]
+    rows: Int64s
+    jpegs: Int64s
     size_bytes: int
 
 
@@ -296,7 +296,7 @@ class DaliQueue:
                 self._borrowed.hold(decoded, part.size_bytes, event)
         return _Resized(images, event)
 
-    def _decoded_pixels(self, staged: Staged, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _decoded_pixels(self, staged: Staged, rows: Int64s) -> Int64s:
         """Returns the number of pixels that DALI decodes for each row, int64 [N]."""
         if self._limit_bytes is None:
             return np.zeros(len(rows), np.int64)

@@ -8,19 +8,16 @@ Pillow's to the bit. Where a build of Pillow fuses a product and a sum (some for
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.decoders.device.rows import per_image
 from feeder.decoders.op_math import blur_weights
 from feeder.decoders.tensors import to_device
+from feeder.system.arrays import AnyArray
 
 __all__ = ["ADJUSTMENTS", "autocontrast", "blur", "equalize", "grayscale", "invert", "posterize", "solarize"]
-
-_Strengths = npt.NDArray[Any]
 
 
 def _gray(images: torch.Tensor) -> torch.Tensor:
@@ -35,7 +32,7 @@ def _over(values: torch.Tensor, divisor: float) -> torch.Tensor:
     return values.double() / torch.full((), divisor, dtype=torch.float64, device=values.device)
 
 
-def _blend(other: torch.Tensor, images: torch.Tensor, factors: _Strengths) -> torch.Tensor:
+def _blend(other: torch.Tensor, images: torch.Tensor, factors: AnyArray) -> torch.Tensor:
     """Does Pillow's ``Image.blend``: other + factor * (image - other), cut to uint8.
 
     Args:
@@ -47,20 +44,20 @@ def _blend(other: torch.Tensor, images: torch.Tensor, factors: _Strengths) -> to
     return difference.mul_(per_image(factors.astype(np.float32), images)).add_(other).clamp_(0.0, 255.0).to(torch.uint8)
 
 
-def _brightness(images: torch.Tensor, factors: _Strengths) -> torch.Tensor:
+def _brightness(images: torch.Tensor, factors: AnyArray) -> torch.Tensor:
     return _blend(torch.zeros((), device=images.device), images, factors)
 
 
-def _contrast(images: torch.Tensor, factors: _Strengths) -> torch.Tensor:
+def _contrast(images: torch.Tensor, factors: AnyArray) -> torch.Tensor:
     mean = _over(_gray(images).sum((1, 2, 3), dtype=torch.int64), images.shape[2] * images.shape[3])
     return _blend(torch.floor(mean + 0.5).float().reshape(-1, 1, 1, 1), images, factors)
 
 
-def _saturation(images: torch.Tensor, factors: _Strengths) -> torch.Tensor:
+def _saturation(images: torch.Tensor, factors: AnyArray) -> torch.Tensor:
     return _blend(_gray(images).float(), images, factors)
 
 
-def _sharpness(images: torch.Tensor, factors: _Strengths) -> torch.Tensor:
+def _sharpness(images: torch.Tensor, factors: AnyArray) -> torch.Tensor:
     """Blends with Pillow's ``SMOOTH``: 3 x 3 pixels, the middle one five times, over 13; edges are unchanged."""
     smooth = images.float()
     if min(images.shape[2:]) > 2:
@@ -71,7 +68,7 @@ def _sharpness(images: torch.Tensor, factors: _Strengths) -> torch.Tensor:
     return _blend(smooth, images, factors)
 
 
-def _hue(images: torch.Tensor, turns: _Strengths) -> torch.Tensor:
+def _hue(images: torch.Tensor, turns: AnyArray) -> torch.Tensor:
     """Shifts the hue in Pillow's uint8 HSV, with wraparound.
 
     Args:
@@ -129,7 +126,7 @@ def _rounded(values: torch.Tensor) -> torch.Tensor:
 
 
 # By name, as in Pillow's ImageEnhance: take images and a factor for each, where 1 changes nothing; hue takes turns.
-ADJUSTMENTS: dict[str, Callable[[torch.Tensor, _Strengths], torch.Tensor]] = {
+ADJUSTMENTS: dict[str, Callable[[torch.Tensor, AnyArray], torch.Tensor]] = {
     "brightness": _brightness,
     "contrast": _contrast,
     "saturation": _saturation,
@@ -143,12 +140,12 @@ def grayscale(images: torch.Tensor) -> torch.Tensor:
     return _gray(images).to(torch.uint8).expand_as(images)
 
 
-def posterize(images: torch.Tensor, bits: _Strengths) -> torch.Tensor:
+def posterize(images: torch.Tensor, bits: AnyArray) -> torch.Tensor:
     """Keeps the upper bits of each value; ``bits`` [n], 0 to 8."""
     return images & per_image((0xFF << (8 - bits.astype(np.int64)) & 0xFF).astype(np.uint8), images)
 
 
-def solarize(images: torch.Tensor, thresholds: _Strengths) -> torch.Tensor:
+def solarize(images: torch.Tensor, thresholds: AnyArray) -> torch.Tensor:
     """Inverts the values from a threshold on; ``thresholds`` [n], 0 to 255."""
     lowest = per_image(np.ceil(thresholds).astype(np.int16), images)
     return torch.where(images < lowest, images, invert(images))
@@ -186,7 +183,7 @@ def _look_up(images: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
     return tables.gather(2, images.flatten(2).long()).view_as(images)
 
 
-def blur(images: torch.Tensor, sigmas: _Strengths, kernel_size: tuple[int, int]) -> torch.Tensor:
+def blur(images: torch.Tensor, sigmas: AnyArray, kernel_size: tuple[int, int]) -> torch.Tensor:
     """Applies a Gaussian blur, with reflection at the edges.
 
     Args:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder import transforms as T
@@ -18,18 +17,16 @@ from feeder.decoders.device import color, geometry_ops
 from feeder.decoders.device.erase import add_noise, erase
 from feeder.decoders.device.fused import erasing_of, fused_from
 from feeder.decoders.device.rows import change_rows, per_image
-from feeder.decoders.op_math import augmentation_affine
+from feeder.decoders.op_math import augmentation_matrix, drawn_matrices
 from feeder.decoders.tensors import to_device
 from feeder.errors import BackendError
+from feeder.system.arrays import AnyArray, Float64s, Int64s
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
-from feeder.transforms.matrices import Matrix, affine_matrix, perspective_matrix, rotation_matrix
 from feeder.transforms.op import Params, ProbabilityOp, SizeBounds
 from feeder.transforms.photometric import COLOR_STEPS
 
 __all__ = ["DEVICE_OPS", "check_device_ops", "run_on_device"]
-
-_Rows = npt.NDArray[np.int64]
 
 
 def check_device_ops(recipe: T.Recipe, backend: str) -> None:
@@ -116,25 +113,23 @@ def run_on_device(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tenso
     return DEVICE_OPS[type(op)](images, op, params) if len(images) else images
 
 
-def _all(images: torch.Tensor) -> _Rows:
+def _all(images: torch.Tensor) -> Int64s:
     return np.arange(len(images))
 
 
-def _jitter(images: torch.Tensor, op: T.ColorJitter, params: Params) -> torch.Tensor:
+def _jitter(images: torch.Tensor, op: T.ColorJitter | T.RandomPhotometricDistort, params: Params) -> torch.Tensor:
     order = params["order"]
     for place in range(order.shape[1]):
         for number, name in enumerate(COLOR_STEPS):
             if name in params:
-                rows = np.flatnonzero(order[:, place] == number)
+                is_next = order[:, place] == number
+                rows = np.flatnonzero(is_next & params["change"][:, number] if "change" in params else is_next)
                 _adjust(images, rows, name, params[name][rows])
     return images
 
 
 def _distort(images: torch.Tensor, op: T.RandomPhotometricDistort, params: Params) -> torch.Tensor:
-    for place in range(len(COLOR_STEPS)):
-        for number, name in enumerate(COLOR_STEPS):
-            rows = np.flatnonzero((params["order"][:, place] == number) & params["change"][:, number])
-            _adjust(images, rows, name, params[name][rows])
+    _jitter(images, op, params)
     exchanged = np.flatnonzero((params["permutation"] != [0, 1, 2]).any(axis=1))
 
     def permute(some: torch.Tensor, part: slice) -> torch.Tensor:
@@ -150,7 +145,7 @@ def _add_noise(images: torch.Tensor, op: T.GaussianNoise, params: Params) -> tor
     return images
 
 
-def _adjust(images: torch.Tensor, rows: _Rows, name: str, strengths: npt.NDArray[Any]) -> None:
+def _adjust(images: torch.Tensor, rows: Int64s, name: str, strengths: AnyArray) -> None:
     adjustment = color.ADJUSTMENTS[name]
     change_rows(images, rows, lambda some, part: adjustment(some, strengths[part]))
 
@@ -166,7 +161,7 @@ def _branch(images: torch.Tensor, op: Branches, params: Params) -> torch.Tensor:
     return images
 
 
-def _do_steps(images: torch.Tensor, rows: _Rows, steps: list[tuple[T.Op, Params]]) -> None:
+def _do_steps(images: torch.Tensor, rows: Int64s, steps: list[tuple[T.Op, Params]]) -> None:
     def run(some: torch.Tensor, part: slice) -> torch.Tensor:
         for op, drawn in steps:
             some = DEVICE_OPS[type(op)](some, op, {name: values[rows[part]] for name, values in drawn.items()})
@@ -213,22 +208,15 @@ _Automatic = T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide
 def _augment(images: torch.Tensor, op: _Automatic, params: Params) -> torch.Tensor:
     height, width = images.shape[2:]
     for kinds, magnitudes in zip(params["kind"].T, params["magnitude"].T, strict=True):
-        warped: list[tuple[int, Matrix]] = []
-        for row, (number, magnitude) in enumerate(zip(kinds.tolist(), magnitudes.tolist(), strict=True)):
-            options = augmentation_affine(AUGMENTATIONS[number], magnitude)
-            if options is not None:
-                warped.append((row, affine_matrix(width, height, **options)))
-            elif AUGMENTATIONS[number] == "Rotate":
-                warped.append((row, rotation_matrix(width, height, magnitude)))
-        chosen, matrices = np.array([row for row, _ in warped], np.int64), [matrix for _, matrix in warped]
-        geometry_ops.warp(images, chosen, _matrices(matrices), op.interpolation, op.fill)
+        drawn = zip(kinds.tolist(), magnitudes.tolist(), strict=True)
+        _warp(images, [augmentation_matrix(AUGMENTATIONS[kind], each, width, height) for kind, each in drawn], op)
         for number in np.unique(kinds).tolist():
             rows = np.flatnonzero(kinds == number)
             _augment_once(images, rows, AUGMENTATIONS[number], magnitudes[rows])
     return images
 
 
-def _augment_once(images: torch.Tensor, rows: _Rows, kind: str, magnitudes: npt.NDArray[np.float64]) -> None:
+def _augment_once(images: torch.Tensor, rows: Int64s, kind: str, magnitudes: Float64s) -> None:
     """Does an augmentation that doesn't move pixels; the others change nothing here."""
     if kind in ENHANCEMENTS:
         _adjust(images, rows, ENHANCEMENTS[kind], 1.0 + magnitudes)
@@ -244,38 +232,19 @@ def _augment_once(images: torch.Tensor, rows: _Rows, kind: str, magnitudes: npt.
         change_rows(images, rows, lambda some, _: color.invert(some))
 
 
-def _matrices(matrices: list[Matrix]) -> npt.NDArray[np.float64]:
-    return np.array(matrices, np.float64).reshape(-1, 6)
-
-
-def _affine(images: torch.Tensor, op: T.RandomAffine, params: Params) -> torch.Tensor:
+def _move(
+    images: torch.Tensor, op: T.RandomAffine | T.RandomPerspective | T.RandomRotation, params: Params
+) -> torch.Tensor:
     height, width = images.shape[2:]
-    matrices = [
-        affine_matrix(width, height, angle=a, shift=(x, y), scale=s, shear=(sx, sy), center=op.center)
-        for a, x, y, s, sx, sy in zip(
-            *(params[name].tolist() for name in ("angle", "shift_x", "shift_y", "scale", "shear_x", "shear_y")),
-            strict=True,
-        )
-    ]
-    geometry_ops.warp(images, _all(images), _matrices(matrices), op.interpolation, op.fill)
+    _warp(images, drawn_matrices(op, params, width, height), op)
     return images
 
 
-def _rotate(images: torch.Tensor, op: T.RandomRotation, params: Params) -> torch.Tensor:
-    height, width = images.shape[2:]
-    matrices = [rotation_matrix(width, height, angle, op.center) for angle in params["angle"].tolist()]
-    geometry_ops.warp(images, _all(images), _matrices(matrices), op.interpolation, op.fill)
-    return images
-
-
-def _tilt(images: torch.Tensor, op: T.RandomPerspective, params: Params) -> torch.Tensor:
-    height, width = images.shape[2:]
-    rows = np.flatnonzero(params["distort"])
-    found = [perspective_matrix(width, height, corners) for corners in params["corners"][rows].tolist()]
-    chosen = rows[[matrix is not None for matrix in found]]
-    matrices = np.array([matrix for matrix in found if matrix is not None], np.float64).reshape(-1, 8)
-    geometry_ops.warp(images, chosen, matrices, op.interpolation, op.fill)
-    return images
+def _warp(images: torch.Tensor, matrices: list[tuple[float, ...] | None], op: Any) -> None:
+    rows = [row for row, matrix in enumerate(matrices) if matrix is not None]
+    if rows:
+        chosen = np.array([matrices[row] for row in rows], np.float64)
+        geometry_ops.warp(images, np.array(rows), chosen, op.interpolation, op.fill)
 
 
 def _pad(images: torch.Tensor, op: T.Pad, params: Params) -> torch.Tensor:
@@ -316,7 +285,7 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.Pad: _pad,
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(_sharpen),
-    T.RandomAffine: _affine,
+    T.RandomAffine: _move,
     T.RandomApply: _branch,
     T.RandomAutocontrast: _if_drawn(lambda some, _: color.autocontrast(some)),
     T.RandomChoice: _branch,
@@ -327,11 +296,11 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.RandomHorizontalFlip: _if_drawn(lambda some, _: some.flip(3)),
     T.RandomInvert: _if_drawn(lambda some, _: color.invert(some)),
     T.RandomOrder: _branch,
-    T.RandomPerspective: _tilt,
+    T.RandomPerspective: _move,
     T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(lambda some, op: color.posterize(some, np.full(len(some), op.bits))),
     T.RandomResizedCrop: _resize,
-    T.RandomRotation: _rotate,
+    T.RandomRotation: _move,
     T.RandomSolarize: _if_drawn(lambda some, op: color.solarize(some, np.full(len(some), op.threshold))),
     T.RandomVerticalFlip: _if_drawn(lambda some, _: some.flip(2)),
     T.Resize: _resize,

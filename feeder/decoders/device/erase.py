@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.decoders.device.fused import Erasing
 from feeder.decoders.device.rows import change_rows
 from feeder.decoders.tensors import to_device
+from feeder.system.arrays import Float32s, Int32s, Int64s, Uint64s
 
 __all__ = ["add_noise", "erase"]
 
@@ -39,7 +39,7 @@ def erase(images: torch.Tensor, erasing: Erasing) -> None:
             _write_noise(images, group, boxes[group], erasing)
 
 
-def add_noise(images: torch.Tensor, keys: npt.NDArray[np.uint64], mean: float, sigma: float, is_clipped: bool) -> None:
+def add_noise(images: torch.Tensor, keys: Uint64s, mean: float, sigma: float, is_clipped: bool) -> None:
     """Adds noise to each image, that of the other backends within a level.
 
     Args:
@@ -57,7 +57,7 @@ def add_noise(images: torch.Tensor, keys: npt.NDArray[np.uint64], mean: float, s
         image.copy_(sums.clamp(0, 255) if is_clipped else sums & 255)
 
 
-def _write_value(images: torch.Tensor, boxes: npt.NDArray[np.int32], value: npt.NDArray[np.float32]) -> None:
+def _write_value(images: torch.Tensor, boxes: Int32s, value: Float32s) -> None:
     erased = np.flatnonzero((boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3]))
     rows = torch.arange(images.shape[2], device=images.device)[:, None]
     columns = torch.arange(images.shape[3], device=images.device)
@@ -71,9 +71,7 @@ def _write_value(images: torch.Tensor, boxes: npt.NDArray[np.int32], value: npt.
     change_rows(images, erased, write)
 
 
-def _write_noise(
-    images: torch.Tensor, rows: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64], erasing: Erasing
-) -> None:
+def _write_noise(images: torch.Tensor, rows: Int64s, boxes: Int64s, erasing: Erasing) -> None:
     """Writes noise; the numbers of all rectangles follow each other, each [3, h, w]."""
     device = images.device
     sizes = 3 * (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

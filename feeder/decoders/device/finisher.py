@@ -11,7 +11,6 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.decoders import gpu
@@ -21,6 +20,7 @@ from feeder.decoders.device.fused import Erasing, fused_from, fused_parameters
 from feeder.decoders.staged.trainer_decoder import Padding
 from feeder.decoders.stored_boxes import flipped_turns
 from feeder.decoders.tensors import to_device
+from feeder.system.arrays import Uint8s
 from feeder.transforms import Recipe
 from feeder.transforms.op import Params
 
@@ -49,7 +49,7 @@ class Finisher:
         rest: Sequence[Params] | None,
         *,
         layout: str = "nhwc",
-        turn: npt.NDArray[np.uint8] | None = None,
+        turn: Uint8s | None = None,
         channels_last: bool = False,
     ) -> torch.Tensor:
         """Queues the work on the current stream.
@@ -108,7 +108,7 @@ class Finisher:
         images: torch.Tensor,
         size: tuple[int, int],
         layout: str,
-        codes: npt.NDArray[np.uint8],
+        codes: Uint8s,
         rest: Sequence[Params],
     ) -> torch.Tensor:
         """Runs the ops before kernel 1 on the turned images: uint8 [N, 3, H, W], contiguous."""
@@ -124,7 +124,7 @@ class Finisher:
         rest: Sequence[Params],
         padding: Padding,
         *,
-        turn: npt.NDArray[np.uint8] | None = None,
+        turn: Uint8s | None = None,
         channels_last: bool = False,
     ) -> torch.Tensor:
         """Finishes images of several sizes, those of each size together, and pads them to one.

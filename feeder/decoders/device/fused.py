@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from feeder.system.arrays import Bools, Float32s, Int32s, Uint8s, Uint64s
 from feeder.transforms import (
     ColorJitter,
     Draws,
@@ -57,12 +57,12 @@ class Erasing:
         bias: float32 [3].
     """
 
-    boxes: npt.NDArray[np.int32]
-    value: npt.NDArray[np.float32] | None
-    keys: npt.NDArray[np.uint64]
-    mirrored: npt.NDArray[np.bool_]
-    scale: npt.NDArray[np.float32]
-    bias: npt.NDArray[np.float32]
+    boxes: Int32s
+    value: Float32s | None
+    keys: Uint64s
+    mirrored: Bools
+    scale: Float32s
+    bias: Float32s
 
 
 class FusedParameters(NamedTuple):
@@ -75,9 +75,9 @@ class FusedParameters(NamedTuple):
         erasings: The erasing ops, in order.
     """
 
-    flip: npt.NDArray[np.uint8]
-    steps: npt.NDArray[np.uint8] | None
-    factors: npt.NDArray[np.float32] | None
+    flip: Uint8s
+    steps: Uint8s | None
+    factors: Float32s | None
     erasings: list[Erasing]
 
     def color(self, device: torch.device) -> Color | None:
@@ -173,8 +173,8 @@ def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, wid
         width: Width of the output, pixels.
     """
     flip = np.zeros(count, np.uint8)
-    steps: list[npt.NDArray[np.uint8]] = []
-    factors: list[npt.NDArray[np.float32]] = []
+    steps: list[Uint8s] = []
+    factors: list[Float32s] = []
     erasings: list[Erasing] = []
 
     is_float = False
@@ -201,7 +201,7 @@ def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, wid
     )
 
 
-def _jitter(params: Params, steps: list[npt.NDArray[np.uint8]], factors: list[npt.NDArray[np.float32]]) -> None:
+def _jitter(params: Params, steps: list[Uint8s], factors: list[Float32s]) -> None:
     """Adds the steps of each sample in its own order; 0 for what the op leaves unchanged."""
     order = params["order"]
     kinds = np.array([k + 1 if name in params else 0 for k, name in enumerate(_JITTER)] + [0], np.uint8)
@@ -218,7 +218,7 @@ def erasing_of(op: RandomErasing, params: Params, later: Sequence[Op], is_float:
     top, left = params["i"], params["j"]
     boxes = np.stack([top, left, top + params["h"], left + params["w"]], axis=1)
     boxes = np.where(params["erase"][:, None], boxes, 0).astype(np.int32)
-    value: npt.NDArray[np.float32] | None = None
+    value: Float32s | None = None
     scale, bias = compose_affine(later, is_float=is_float)
     if op.value is not None:
         exact = np.array(op.value)
@@ -228,7 +228,7 @@ def erasing_of(op: RandomErasing, params: Params, later: Sequence[Op], is_float:
     return Erasing(boxes, value, params["key"], np.zeros(len(boxes), np.bool_), scale, bias)
 
 
-def _mirror(erasing: Erasing, flips: npt.NDArray[np.bool_], width: int) -> None:
+def _mirror(erasing: Erasing, flips: Bools, width: int) -> None:
     """Mirrors the rectangles of the flipped samples left to right; empty ones stay empty."""
     rows, boxes = np.flatnonzero(flips), erasing.boxes
     left, right = boxes[rows, 1].copy(), boxes[rows, 3].copy()

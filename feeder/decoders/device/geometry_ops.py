@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.decoders import gpu
 from feeder.decoders.device.rows import change_rows, per_image
 from feeder.decoders.tensors import to_device
+from feeder.system.arrays import Float64s, Int64s
 
 __all__ = ["crop", "pad", "resize", "warp"]
 
@@ -23,8 +23,8 @@ _Fill = tuple[int, int, int]
 
 def warp(
     images: torch.Tensor,
-    rows: npt.NDArray[np.int64],
-    matrices: npt.NDArray[np.float64],
+    rows: Int64s,
+    matrices: Float64s,
     interpolation: str,
     fill: _Fill,
 ) -> None:
@@ -66,21 +66,20 @@ def warp(
     change_rows(images, rows[~straight], by_fixed_point)
 
 
-def _places(steps: npt.NDArray[np.float64], starts: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.int64]:
+def _places(steps: Float64s, starts: Float64s, length: int) -> Int64s:
     """Returns each pixel's source along an axis, int64 [n, length], -1 before the image."""
     first = starts + steps * 0.5
     along = np.concatenate([first[:, None], np.broadcast_to(steps[:, None], (len(steps), length - 1))], axis=1)
     along = np.cumsum(along, axis=1)
-    places: npt.NDArray[np.int64] = np.where(along < 0.0, -1.0, np.minimum(along, 2.0**31)).astype(np.int64)
-    return places
+    return np.where(along < 0.0, -1.0, np.minimum(along, 2.0**31)).astype(np.int64)
 
 
-def _fixed_point(matrices: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _fixed_point(matrices: Float64s) -> Int64s:
     """Converts to 65536ths, for the middle of the upper left pixel: int64 [n, 6]."""
     moved = matrices.copy()
     moved[:, 2] = matrices[:, 2] + matrices[:, 0] * 0.5 + matrices[:, 1] * 0.5
     moved[:, 5] = matrices[:, 5] + matrices[:, 3] * 0.5 + matrices[:, 4] * 0.5
-    rounded: npt.NDArray[np.int64] = np.floor(moved * 65536.0 + 0.5).astype(np.int64)
+    rounded: Int64s = np.floor(moved * 65536.0 + 0.5).astype(np.int64)
     return rounded
 
 
@@ -105,9 +104,7 @@ def _at(images: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return images.flatten(2).gather(2, place.flatten(1)[:, None].expand(-1, 3, -1)).view_as(images)
 
 
-def _sources(
-    images: torch.Tensor, matrices: npt.NDArray[np.float64]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _sources(images: torch.Tensor, matrices: Float64s) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns each pixel's source, x and y, float64 [n, H, W], and whether it is inside the image."""
     height, width = images.shape[2:]
     xx, xy, x0, yx, yy, y0, *tilts = to_device(matrices.T, images.device)[:, :, None, None].unbind(0)
@@ -121,13 +118,13 @@ def _sources(
     return from_x.clamp_(-9.0, width + 9.0) - 0.5, from_y.clamp_(-9.0, height + 9.0) - 0.5, inside
 
 
-def _nearest(images: torch.Tensor, matrices: npt.NDArray[np.float64], around: torch.Tensor) -> torch.Tensor:
+def _nearest(images: torch.Tensor, matrices: Float64s, around: torch.Tensor) -> torch.Tensor:
     x, y, inside = _sources(images, matrices)
     column, row = (x + 0.5).floor().long(), (y + 0.5).floor().long()
     return torch.where(inside[:, None], _at(images, column, row), around)
 
 
-def _bilinear(images: torch.Tensor, matrices: npt.NDArray[np.float64], around: torch.Tensor) -> torch.Tensor:
+def _bilinear(images: torch.Tensor, matrices: Float64s, around: torch.Tensor) -> torch.Tensor:
     x, y, inside = _sources(images, matrices)
     left, top = x.floor(), y.floor()
     dx, dy = (x - left)[:, None], (y - top)[:, None]
@@ -140,7 +137,7 @@ def _bilinear(images: torch.Tensor, matrices: npt.NDArray[np.float64], around: t
     return torch.where(inside[:, None], blended.to(torch.uint8), around)
 
 
-def _bicubic(images: torch.Tensor, matrices: npt.NDArray[np.float64], around: torch.Tensor) -> torch.Tensor:
+def _bicubic(images: torch.Tensor, matrices: Float64s, around: torch.Tensor) -> torch.Tensor:
     x, y, inside = _sources(images, matrices)
     left, top = x.floor(), y.floor()
     dx, dy = (x - left)[:, None], (y - top)[:, None]
@@ -172,9 +169,7 @@ def pad(images: torch.Tensor, padding: tuple[int, int, int, int], fill: _Fill, m
     return padded
 
 
-def crop(
-    images: torch.Tensor, top: npt.NDArray[np.int64], left: npt.NDArray[np.int64], size: tuple[int, int]
-) -> torch.Tensor:
+def crop(images: torch.Tensor, top: Int64s, left: Int64s, size: tuple[int, int]) -> torch.Tensor:
     """Crops a window of each image; pixels outside the image are 0.
 
     Args:
@@ -195,7 +190,7 @@ def crop(
     return images[which, channels, lines, columns]
 
 
-def resize(images: torch.Tensor, windows: npt.NDArray[np.int64], size: tuple[int, int]) -> torch.Tensor:
+def resize(images: torch.Tensor, windows: Int64s, size: tuple[int, int]) -> torch.Tensor:
     """Resizes a window of each image with kernel 2, which has Pillow's bilinear filter.
 
     Args:

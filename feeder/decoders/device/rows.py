@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.decoders.tensors import to_device
+from feeder.system.arrays import AnyArray, Int64s
 
 __all__ = ["change_rows", "join_rows", "per_image"]
 
@@ -17,9 +15,7 @@ __all__ = ["change_rows", "join_rows", "per_image"]
 PIXELS_AT_ONCE = 1 << 21
 
 
-def change_rows(
-    images: torch.Tensor, rows: npt.NDArray[np.int64], change: Callable[[torch.Tensor, slice], torch.Tensor]
-) -> None:
+def change_rows(images: torch.Tensor, rows: Int64s, change: Callable[[torch.Tensor, slice], torch.Tensor]) -> None:
     """Replaces some images.
 
     Args:
@@ -37,13 +33,13 @@ def change_rows(
             images.index_copy_(0, where, change(images.index_select(0, where), part))
 
 
-def per_image(values: npt.NDArray[Any], images: torch.Tensor) -> torch.Tensor:
+def per_image(values: AnyArray, images: torch.Tensor) -> torch.Tensor:
     """Returns a number for each image, [n], as [n, 1, 1, 1] on their device."""
     return to_device(values, images.device).reshape(-1, 1, 1, 1)
 
 
 def join_rows(
-    parts: Sequence[tuple[npt.NDArray[np.int64], torch.Tensor]],
+    parts: Sequence[tuple[Int64s, torch.Tensor]],
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
 from feeder import transforms as T
-from feeder.decoders.op_math import augmentation_affine, blur_weights
+from feeder.decoders.op_math import augmentation_matrix, blur_weights, drawn_matrices
 from feeder.errors import DecodeError
 from feeder.order.random import uniform
+from feeder.system.arrays import AnyArray, Float32s, Float64s
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS, timm_matrix
 from feeder.transforms.choice import Branches
-from feeder.transforms.matrices import affine_matrix, perspective_matrix
 from feeder.transforms.photometric import COLOR_STEPS
 
-__all__ = ["ARRAY_OPS", "IMAGE_OPS", "FloatImage", "Row", "normal"]
+__all__ = ["ARRAY_OPS", "IMAGE_OPS", "Row", "normal"]
 
 # One sample's drawn parameters by name.
 Row = Mapping[str, Any]
 
-# float32 [3, H, W].
-FloatImage = npt.NDArray[np.float32]
-
-_RESAMPLING = {
+_RESAMPLING: dict[str, Any] = {
     "nearest": Image.Resampling.NEAREST,
     "nearest-exact": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -35,14 +31,6 @@ _RESAMPLING = {
     "box": Image.Resampling.BOX,
     "hamming": Image.Resampling.HAMMING,
     "lanczos": Image.Resampling.LANCZOS,
-}
-
-_Warp = Literal[Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC]
-_WARPS: dict[str, _Warp] = {
-    "nearest": Image.Resampling.NEAREST,
-    "nearest-exact": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
 }
 
 
@@ -87,34 +75,19 @@ def _random_crop(image: Image.Image, op: T.RandomCrop, row: Row) -> Image.Image:
 
 
 def _rotate(image: Image.Image, op: T.RandomRotation, row: Row) -> Image.Image:
-    return image.rotate(float(row["angle"]), _WARPS[op.interpolation], op.expand, op.center, fillcolor=op.fill)
+    return image.rotate(float(row["angle"]), _RESAMPLING[op.interpolation], op.expand, op.center, fillcolor=op.fill)
 
 
-def _random_affine(image: Image.Image, op: T.RandomAffine, row: Row) -> Image.Image:
-    return _affine(
-        image,
-        op.interpolation,
-        op.fill,
-        angle=float(row["angle"]),
-        shift=(float(row["shift_x"]), float(row["shift_y"])),
-        scale=float(row["scale"]),
-        shear=(float(row["shear_x"]), float(row["shear_y"])),
-        center=op.center,
-    )
+def _move(image: Image.Image, op: T.RandomAffine | T.RandomPerspective, row: Row) -> Image.Image:
+    drawn = {name: np.asarray(value)[None] for name, value in row.items()}
+    (matrix,) = drawn_matrices(op, drawn, image.width, image.height)
+    return image if matrix is None else _warp(image, op, matrix)
 
 
-def _affine(image: Image.Image, interpolation: str, fill: tuple[int, int, int], **options: Any) -> Image.Image:
-    """Warps an image, with the options of :func:`feeder.transforms.matrices.affine_matrix`."""
-    matrix = affine_matrix(image.width, image.height, **options)
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=_WARPS[interpolation], fillcolor=fill)
-
-
-def _perspective(image: Image.Image, op: T.RandomPerspective, row: Row) -> Image.Image:
-    matrix = perspective_matrix(image.width, image.height, row["corners"].tolist()) if row["distort"] else None
-    if matrix is None:
-        return image
-    method, resample = Image.Transform.PERSPECTIVE, _WARPS[op.interpolation]
-    return image.transform(image.size, method, matrix, resample=resample, fillcolor=op.fill)
+def _warp(image: Image.Image, op: Any, matrix: tuple[float, ...]) -> Image.Image:
+    """Warps an image by a matrix of :mod:`feeder.transforms.matrices`."""
+    method = Image.Transform.AFFINE if len(matrix) == 6 else Image.Transform.PERSPECTIVE
+    return image.transform(image.size, method, matrix, _RESAMPLING[op.interpolation], fillcolor=op.fill)
 
 
 def _color_jitter(image: Image.Image, op: T.ColorJitter | T.RandomPhotometricDistort, row: Row) -> Image.Image:
@@ -173,7 +146,7 @@ def _compress(image: Image.Image, op: T.JPEG, row: Row) -> Image.Image:
     return Image.open(file, formats=["JPEG"]).convert("RGB")
 
 
-def _erase_array(array: npt.NDArray[Any], op: T.RandomErasing, row: Row) -> npt.NDArray[Any]:
+def _erase_array(array: AnyArray, op: T.RandomErasing, row: Row) -> AnyArray:
     if not row["erase"]:
         return array
     top, left, height, width = (int(row[name]) for name in ("i", "j", "h", "w"))
@@ -184,24 +157,24 @@ def _erase_array(array: npt.NDArray[Any], op: T.RandomErasing, row: Row) -> npt.
     else:
         value = np.array(op.value)
         window[...] = (np.clip(value, 0, 255) if array.dtype == np.uint8 else value)[:, None, None]
-    changed: npt.NDArray[Any] = erased
+    changed: AnyArray = erased
     return changed
 
 
-def normal(row: Row, like: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def normal(row: Row, like: AnyArray) -> Float64s:
     """Returns normally distributed numbers, by Box and Muller: two uniform numbers make one."""
     u = uniform(int(row["key"]), 0, np.arange(like.size), 0, 2)
-    noise: npt.NDArray[np.float64] = np.sqrt(-2.0 * np.log1p(-u[:, 0])) * np.cos(2.0 * np.pi * u[:, 1])
+    noise: Float64s = np.sqrt(-2.0 * np.log1p(-u[:, 0])) * np.cos(2.0 * np.pi * u[:, 1])
     return noise.reshape(like.shape)
 
 
-def _add_noise(array: npt.NDArray[Any], op: T.GaussianNoise, row: Row) -> npt.NDArray[Any]:
+def _add_noise(array: AnyArray, op: T.GaussianNoise, row: Row) -> AnyArray:
     white = np.float32(255.0 if array.dtype == np.uint8 else 1.0)
     noise = np.float32(op.mean) * white + normal(row, array).astype(np.float32) * (np.float32(op.sigma) * white)
     if array.dtype == np.uint8:
         noise = noise.astype(np.int32)
     noisy = array + noise
-    changed: npt.NDArray[Any] = (np.clip(noisy, 0, white) if op.clip else noisy).astype(array.dtype)
+    changed: AnyArray = (np.clip(noisy, 0, white) if op.clip else noisy).astype(array.dtype)
     return changed
 
 
@@ -210,7 +183,7 @@ def _call(image: Image.Image, op: T.Lambda, row: Row) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(changed.transpose(1, 2, 0)))
 
 
-def _as_array(change: Callable[[npt.NDArray[Any], Any, Row], npt.NDArray[Any]]) -> Callable[..., Image.Image]:
+def _as_array(change: Callable[[AnyArray, Any, Row], AnyArray]) -> Callable[..., Image.Image]:
     """Returns an op on images, from one on [3, H, W] arrays."""
 
     def run(image: Image.Image, op: T.Op, row: Row) -> Image.Image:
@@ -243,13 +216,12 @@ def _augment(image: Image.Image, op: _Automatic, row: Row) -> Image.Image:
 
 
 def _augment_once(image: Image.Image, op: _Automatic, kind: str, magnitude: float) -> Image.Image:
-    options = augmentation_affine(kind, magnitude)
-    if options is not None:
-        return _affine(image, op.interpolation, op.fill, **options)
     if kind == "Identity":
         return image
     if kind == "Rotate":
-        return image.rotate(magnitude, _WARPS[op.interpolation], fillcolor=op.fill)
+        return image.rotate(magnitude, _RESAMPLING[op.interpolation], fillcolor=op.fill)
+    if (matrix := augmentation_matrix(kind, magnitude, image.width, image.height)) is not None:
+        return _warp(image, op, matrix)
     if kind == "Posterize":
         return _posterize(image, int(magnitude))
     if kind == "Solarize":
@@ -272,8 +244,7 @@ def _timm_augment(image: Image.Image, op: T.TimmRandAugment, row: Row) -> Image.
 def _timm_augment_once(image: Image.Image, op: T.TimmRandAugment, kind: str, value: float) -> Image.Image:
     matrix = timm_matrix(kind, value, image.width, image.height)
     if matrix is not None:
-        resample = _WARPS[op.interpolation]
-        return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=resample, fillcolor=op.fill)
+        return _warp(image, op, matrix)
     if kind == "Solarize":
         return _solarize(image, value)
     if kind == "SolarizeAdd":
@@ -320,7 +291,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.Pad: lambda image, op, _: _pad_image(image, op.padding, op.fill, op.padding_mode),
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
-    T.RandomAffine: _random_affine,
+    T.RandomAffine: _move,
     T.RandomApply: _branch,
     T.RandomAutocontrast: _if_drawn(lambda image, _: ImageOps.autocontrast(image)),
     T.RandomChoice: _branch,
@@ -332,7 +303,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomIoUCrop: lambda image, _, row: _window(image, row),
     T.RandomInvert: _if_drawn(lambda image, _: ImageOps.invert(image)),
     T.RandomOrder: _branch,
-    T.RandomPerspective: _perspective,
+    T.RandomPerspective: _move,
     T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
     T.RandomResize: _resize,
@@ -350,7 +321,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.TrivialAugmentWide: _augment,
 }
 
-ARRAY_OPS: dict[type[T.Op], Callable[[FloatImage, Any, Row], FloatImage]] = {
+ARRAY_OPS: dict[type[T.Op], Callable[[Float32s, Any, Row], Float32s]] = {
     T.ClampBoundingBoxes: _nothing,
     T.ClampKeyPoints: _nothing,
     T.GaussianNoise: _add_noise,

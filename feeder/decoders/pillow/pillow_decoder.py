@@ -17,9 +17,10 @@ from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, DecodeResult, V
 from feeder.decoders.image_header import PILLOW_FORMATS, quiet_pillow
 from feeder.decoders.op_math import bfloat16_bits
 from feeder.decoders.packed import is_packed, unpack
-from feeder.decoders.pillow.image_ops import ARRAY_OPS, IMAGE_OPS, FloatImage
+from feeder.decoders.pillow.image_ops import ARRAY_OPS, IMAGE_OPS
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.system.arrays import Float32s, Int32s, Uint8s
 from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
 from feeder.transforms.choice import Branches
 from feeder.transforms.function import kept_generators
@@ -78,9 +79,9 @@ class PillowDecoder(Decoder):
     def decode(
         self,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         views: Sequence[View],
-        first_rows: npt.NDArray[np.int32] | None = None,
+        first_rows: Int32s | None = None,
     ) -> DecodeResult:
         """Decodes N images once each, and augments them for every view; see :meth:`Decoder.decode`."""
         check_views(buffers, orientations, views)
@@ -116,7 +117,7 @@ class PillowDecoder(Decoder):
 
     def finish(
         self,
-        base: npt.NDArray[np.uint8],
+        base: Uint8s,
         recipe: Recipe,
         draws: Draws,
         row: int,
@@ -179,13 +180,13 @@ class PillowDecoder(Decoder):
             most = f"max_pixels={self.max_pixels}"
             raise DecodeError(f"{what} has {width}x{height} pixels, more than {most}; make it smaller")
 
-    def _run(self, image: Image.Image, recipe: Recipe, draws: Draws, row: int, start: int) -> Image.Image | FloatImage:
+    def _run(self, image: Image.Image, recipe: Recipe, draws: Draws, row: int, start: int) -> Image.Image | Float32s:
         """Runs the ops from number ``start`` on, but for the tail.
 
         Returns:
             An RGB image, or float32 [3, H, W] after ToDtype.
         """
-        current: Image.Image | FloatImage = image
+        current: Image.Image | Float32s = image
         steps = zip(recipe.head.ops[start:], draws.ops[start:], strict=False)
         for is_values, group in itertools.groupby(steps, key=lambda step: isinstance(step[0], _VALUE_OPS)):
             if is_values:
@@ -217,7 +218,7 @@ class PillowDecoder(Decoder):
         return current
 
     def _store(
-        self, result: Image.Image | FloatImage, recipe: Recipe, draws: Draws, row: int, out: npt.NDArray[np.generic]
+        self, result: Image.Image | Float32s, recipe: Recipe, draws: Draws, row: int, out: npt.NDArray[np.generic]
     ) -> None:
         is_gray = recipe.channels == 1
         if recipe.tail is not None:
@@ -250,13 +251,13 @@ def _is_clipped(image: Image.Image) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _table(values: tuple[Op, ...]) -> FloatImage:
+def _table(values: tuple[Op, ...]) -> Float32s:
     """Returns float32 [3, 256]: the output of every pixel value."""
     scale, bias = compose_affine(values, is_float=False)
     return np.arange(256, dtype=np.float32) * scale[:, None] + bias[:, None]
 
 
-def _through_table(image: Image.Image, table: FloatImage) -> FloatImage:
+def _through_table(image: Image.Image, table: Float32s) -> Float32s:
     """Returns float32 [3, H, W]; a table is faster than arithmetic, and rounds alike on every CPU."""
     pixels = np.asarray(image)
     array = np.empty((3, *pixels.shape[:2]), np.float32)

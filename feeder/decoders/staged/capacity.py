@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.staged.staged import ROW
 from feeder.order.permutation import permute
+from feeder.system.arrays import Bools, Int64s
 
 __all__ = ["Capacity", "Peek", "plan_capacity", "planning_sample"]
 
@@ -46,12 +46,12 @@ class Peek(NamedTuple):
         is_jpeg: bool [N], by the name of the field or file.
     """
 
-    lengths: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    is_jpeg: npt.NDArray[np.bool_]
+    lengths: Int64s
+    sizes: Int64s
+    is_jpeg: Bools
 
 
-def planning_sample(samples: int, *, in_shards: bool) -> npt.NDArray[np.int64]:
+def planning_sample(samples: int, *, in_shards: bool) -> Int64s:
     """Returns the samples to plan from, int64 [N]; the same for the same dataset.
 
     Args:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.decoder import Buffer
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Int64s, Records, Uint8s
 
 __all__ = ["ROW", "RowKind", "Staged", "by_size"]
 
@@ -62,7 +62,7 @@ class Staged:
         views: Number of views of each sample, V.
     """
 
-    rows: npt.NDArray[np.void]
+    rows: Records
     payloads: list[Buffer]
     views: int = 1
 
@@ -71,16 +71,16 @@ class Staged:
         return len(self.payloads) // self.views
 
     @property
-    def owners(self) -> npt.NDArray[np.int64]:
+    def owners(self) -> Int64s:
         """The row that has the JPEG of each row, or the segments or lines of its plan; int64 [N * V]."""
-        own: npt.NDArray[np.int64] = np.arange(len(self.rows)) - self.rows["back"]
+        own: Int64s = np.arange(len(self.rows)) - self.rows["back"]
         return own
 
     def view(self, number: int) -> Staged:
         """Returns the rows of one view alone."""
         return Staged(self.rows[number :: self.views], self.payloads[number :: self.views])
 
-    def pixels(self, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    def pixels(self, length: int) -> tuple[Int64s, Uint8s]:
         """Returns the rows that workers have decoded, int64 [R], and their pixels, uint8 [R, length]: a smaller image
         takes the first bytes of its row."""
         here = np.flatnonzero(self.rows["kind"] == RowKind.PIXELS)
@@ -95,7 +95,7 @@ class Staged:
         """Memory that :meth:`pack` needs to leave no payload over."""
         return int(self.rows.nbytes) + sum(map(len, self.payloads))
 
-    def pack(self, memory: npt.NDArray[np.uint8]) -> dict[int, Buffer]:
+    def pack(self, memory: Uint8s) -> dict[int, Buffer]:
         """Writes the batch to memory: the rows, then the payloads that fit.
 
         Args:
@@ -127,7 +127,7 @@ class Staged:
     @classmethod
     def unpack(
         cls,
-        memory: npt.NDArray[np.uint8],
+        memory: Uint8s,
         count: int,
         left_over: Mapping[int, Buffer] | None = None,
         views: int = 1,
@@ -173,7 +173,7 @@ class Staged:
         return cls(rows.view(ROW), payloads, parts[0].views)
 
 
-def by_size(rows: npt.NDArray[np.void]) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int64]]]:
+def by_size(rows: Records) -> Iterator[tuple[tuple[int, int], Int64s]]:
     """Each (height, width) that rows are resized to, and which they are: images that are still to be turned may be as
     high as others are wide."""
     for height, width in np.unique(rows["size"], axis=0).tolist():

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder import _native
 from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, DecodeResult, View, check_options
@@ -21,6 +20,7 @@ from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.stored_boxes import stored_boxes, turn_codes
 from feeder.errors import ArgumentError, DecodeError
+from feeder.system.arrays import Int32s, Int64s, Records, Uint8s
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
 
 __all__ = ["Stager"]
@@ -96,10 +96,10 @@ class Stager:
     def stage(
         self,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         recipes: Sequence[Recipe],
         draws: Sequence[Draws],
-        first_rows: npt.NDArray[np.int32] | None = None,
+        first_rows: Int32s | None = None,
     ) -> tuple[Staged, DecodeResult]:
         """Checks, cuts and turns N images.
 
@@ -135,11 +135,11 @@ class Stager:
         self,
         row: int,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         recipes: Sequence[Recipe],
         draws: Sequence[Draws],
-        first_rows: npt.NDArray[np.int32] | None,
-        rows: npt.NDArray[np.void],
+        first_rows: Int32s | None,
+        rows: Records,
     ) -> tuple[RowKind, list[Buffer], DecodeResult]:
         data, first_row = _image(row, buffers, first_rows)
         is_small = all(drawn.base_size[row].prod() <= self.max_pixels for drawn in draws)
@@ -160,10 +160,10 @@ class Stager:
         self,
         row: int,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         recipes: Sequence[Recipe],
         draws: Sequence[Draws],
-        first_rows: npt.NDArray[np.int32] | None,
+        first_rows: Int32s | None,
     ) -> tuple[list[Buffer], DecodeResult]:
         """Decodes one image here.
 
@@ -188,9 +188,7 @@ class Stager:
             return [b""] * len(draws), result
         return [np.ascontiguousarray(view.out[0].transpose(1, 2, 0)).tobytes() for view in views], result
 
-    def _is_for_the_decoder(
-        self, data: bytes, first_row: int, orientation: int, image_size: npt.NDArray[np.int32]
-    ) -> bool:
+    def _is_for_the_decoder(self, data: bytes, first_row: int, orientation: int, image_size: Int32s) -> bool:
         """Returns whether this is a plain JPEG of the expected size, no outlier, with a sound header and an end."""
         packed = is_packed(data)
         if data[:2] != b"\xff\xd8" and not packed:
@@ -207,7 +205,7 @@ class Stager:
             and is_plain_jpeg(packed_head(data).jpeg_header if packed else data)
         )
 
-    def _cut(self, data: bytes, first_row: int, rows: npt.NDArray[np.void]) -> list[Buffer] | None:
+    def _cut(self, data: bytes, first_row: int, rows: Records) -> list[Buffer] | None:
         """Returns the payloads of an image's rows, which are filled in; None if it is damaged.
 
         A JPEG that is seekable or packed is cut to the window around those of all views or, where that takes fewer
@@ -240,24 +238,24 @@ class Stager:
         return jpegs
 
 
-def _whole(jpeg: bytes, rows: npt.NDArray[np.void]) -> list[Buffer]:
+def _whole(jpeg: bytes, rows: Records) -> list[Buffer]:
     """Returns the payloads of an image's rows where all views come from one JPEG as it is."""
     rows["decoded"], rows["back"] = _around(rows["window"]), np.arange(len(rows))
     return [jpeg, *[b""] * (len(rows) - 1)]
 
 
-def _around(windows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _around(windows: Int32s) -> Int32s:
     """Returns the window around N windows (left, top, right, bottom)."""
     return np.concatenate([windows[:, :2].min(axis=0), windows[:, 2:].max(axis=0)])
 
 
-def _areas(windows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+def _areas(windows: Int32s) -> Int64s:
     """Returns the pixels of windows, int64 [...] for int32 [..., 4]."""
-    areas: npt.NDArray[np.int64] = (windows[..., 2:] - windows[..., :2]).astype(np.int64).prod(axis=-1)
+    areas: Int64s = (windows[..., 2:] - windows[..., :2]).astype(np.int64).prod(axis=-1)
     return areas
 
 
-def _image(row: int, buffers: Sequence[Buffer], first_rows: npt.NDArray[np.int32] | None) -> tuple[bytes, int]:
+def _image(row: int, buffers: Sequence[Buffer], first_rows: Int32s | None) -> tuple[bytes, int]:
     """Returns the bytes of an image and their first row."""
     buffer = buffers[row]
     data = buffer if isinstance(buffer, bytes) else bytes(buffer)

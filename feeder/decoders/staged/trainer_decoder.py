@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.decoder import Buffer, Decoder, DecodeResult, View, check_output_size, check_views
 from feeder.decoders.staged.staged import Staged
 from feeder.decoders.staged.stager import Stager
 from feeder.errors import DecodeError
+from feeder.system.arrays import Int32s, Uint8s
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ class Padding(NamedTuple):
         value: What is left over has this value, in the output's dtype.
     """
 
-    sizes: npt.NDArray[np.int32]
+    sizes: Int32s
     size: tuple[int, int]
     value: float
 
@@ -81,9 +81,9 @@ class TrainerDecoder(Decoder, Protocol):
     def decode(
         self,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         views: Sequence[View],
-        first_rows: npt.NDArray[np.int32] | None = None,
+        first_rows: Int32s | None = None,
     ) -> DecodeResult:
         """Stages N images and finishes them at once; see :meth:`feeder.decoders.decoder.Decoder.decode`."""
         check_views(buffers, orientations, views)
@@ -97,9 +97,9 @@ class TrainerDecoder(Decoder, Protocol):
         self,
         stager: Stager,
         buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
+        orientations: Uint8s,
         views: Sequence[View],
-        first_rows: npt.NDArray[np.int32] | None,
+        first_rows: Int32s | None,
     ) -> DecodeResult:
         from feeder.decoders.tensors import as_tensor
 
@@ -163,8 +163,8 @@ class TrainerDecoder(Decoder, Protocol):
         ...
 
     def meters(self) -> dict[str, int]:
-        """Returns sums so far, for the loader's stats."""
-        ...
+        """Returns the number of images so far: its own, those of the CPU and those that were redone there."""
+        return {name: getattr(self, name) for name in (f"{self.name}_images", "cpu_images", "redone_images")}
 
     def close(self) -> None:
         """Ends its threads and frees its memory; it can be used again."""

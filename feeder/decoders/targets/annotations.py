@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.decoder import Buffer
 from feeder.errors import DecodeError
+from feeder.system.arrays import AnyArray, Float32s, Int64s
 
 __all__ = ["Annotations", "decode_boxes", "decode_points"]
 
@@ -26,10 +26,10 @@ class Annotations(NamedTuple):
             as it is.
     """
 
-    values: npt.NDArray[np.float32]
+    values: Float32s
     rest: dict[str, Any]
 
-    def keep(self, values: npt.NDArray[np.float32], kept: npt.NDArray[np.int64]) -> Annotations:
+    def keep(self, values: Float32s, kept: Int64s) -> Annotations:
         """Returns other values with the elements of the lists that belong to them; ``kept`` has their numbers."""
         if len(kept) == len(self.values):
             return Annotations(values, dict(self.rest))
@@ -108,7 +108,7 @@ def _decode(
     return Annotations(values, found)
 
 
-def _numbers(value: Any) -> npt.NDArray[Any] | None:
+def _numbers(value: Any) -> AnyArray | None:
     """Returns a list of numbers, or of lists of equal length of them, as an array; None if it is none."""
     try:
         return np.array(value)

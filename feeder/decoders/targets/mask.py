@@ -13,20 +13,18 @@ from collections.abc import Collection
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder import _native
 from feeder.decoders.decoder import MAX_PIXELS, Buffer
 from feeder.errors import DecodeError
+from feeder.system.arrays import AnyArray, Float32s, Int32s, Int64s, Uint8s
 from feeder.transforms.matrices import affine_matrix
 from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp
 from feeder.transforms.target_ops import TargetOp
 
 __all__ = ["check_mask", "decode_mask", "move_mask"]
 
-MaskArray = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
-_Places = npt.NDArray[np.int64]
-_Floats = npt.NDArray[np.float32]
+MaskArray = Uint8s | Int32s
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HEAD_BYTES = 26
@@ -35,7 +33,7 @@ _COLORS = {2: "RGB", 4: "gray and alpha", 6: "RGBA"}
 _OUTSIDE = -1
 
 
-def decode_mask(data: Buffer | npt.NDArray[Any], dtype: str, max_pixels: int = MAX_PIXELS) -> MaskArray:
+def decode_mask(data: Buffer | AnyArray, dtype: str, max_pixels: int = MAX_PIXELS) -> MaskArray:
     """Decodes a mask.
 
     Args:
@@ -102,7 +100,7 @@ def _header(data: Buffer) -> tuple[int, int, int]:
     return width, height, depth
 
 
-def _numbers(data: memoryview, height: int, width: int, depth: int) -> npt.NDArray[Any] | None:
+def _numbers(data: memoryview, height: int, width: int, depth: int) -> AnyArray | None:
     """Decodes a PNG of 8 or 16 bits a pixel, faster than Pillow; None if Pillow is to decode or refuse it."""
     if len(data) < 29 or data[28] != 0:  # interlaced
         return None
@@ -129,7 +127,7 @@ def _numbers(data: memoryview, height: int, width: int, depth: int) -> npt.NDArr
     return numbers if depth == 8 else numbers.view(">u2")
 
 
-def _with_pillow(data: Buffer) -> npt.NDArray[Any]:
+def _with_pillow(data: Buffer) -> AnyArray:
     from PIL import Image  # few masks need it
 
     try:
@@ -165,8 +163,8 @@ class _Cut:
     def __init__(self, mask: MaskArray, fill: int) -> None:
         self._mask = mask
         self._fill = fill
-        self._rows: _Places | None = None
-        self._columns: _Places | None = None
+        self._rows: Int64s | None = None
+        self._columns: Int64s | None = None
 
     def move(self, move: Move, canvas: tuple[int, int]) -> None:
         height, width = canvas
@@ -194,7 +192,7 @@ class _Cut:
 
     def pixels(self) -> MaskArray:
         """Cuts the mask."""
-        mask: npt.NDArray[Any] = self._mask
+        mask: AnyArray = self._mask
         if self._rows is None and self._columns is None:
             return cast(MaskArray, np.ascontiguousarray(mask))
         rows, columns = _along(self._rows, mask.shape[0]), _along(self._columns, mask.shape[1])
@@ -203,11 +201,11 @@ class _Cut:
         return cast(MaskArray, cut)
 
 
-def _along(places: _Places | None, length: int) -> _Places:
+def _along(places: Int64s | None, length: int) -> Int64s:
     return np.arange(length) if places is None else places
 
 
-def _window(places: _Places, start: int, length: int) -> _Places:
+def _window(places: Int64s, start: int, length: int) -> Int64s:
     end = start + length
     if start >= 0 and end <= len(places):
         return places[start:end]
@@ -216,18 +214,18 @@ def _window(places: _Places, start: int, length: int) -> _Places:
     return np.pad(inside, (before, length - before - len(inside)), constant_values=_OUTSIDE)
 
 
-def _padded(places: _Places, before: int, after: int, mode: str) -> _Places:
+def _padded(places: Int64s, before: int, after: int, mode: str) -> Int64s:
     if mode == "constant":
         return np.pad(places, (before, after), constant_values=_OUTSIDE)
     around: Any = mode
     return np.pad(places, (before, after), mode=around)
 
 
-def _nearest(length: int, new_length: int, is_exact: bool) -> _Places:
+def _nearest(length: int, new_length: int, is_exact: bool) -> Int64s:
     """Returns where torch's "nearest" or "nearest-exact" takes each pixel from, in its float32 arithmetic."""
     pixels = np.arange(new_length, dtype=np.float32) + np.float32(0.5 if is_exact else 0.0)
     places = np.floor(pixels * (np.float32(length) / np.float32(new_length))).astype(np.int64)
-    inside: _Places = np.minimum(places, length - 1)
+    inside: Int64s = np.minimum(places, length - 1)
     return inside
 
 
@@ -245,7 +243,7 @@ def _warped(mask: MaskArray, fill: int, move: Warp | Tilt, canvas: tuple[int, in
     return cast(MaskArray, np.where(inside, mask.reshape(-1)[place], mask.dtype.type(fill)))
 
 
-def _affine_grid(move: Warp, canvas: tuple[int, int]) -> tuple[_Floats, _Floats]:
+def _affine_grid(move: Warp, canvas: tuple[int, int]) -> tuple[Float32s, Float32s]:
     """Returns each output pixel's source, x and y from -1 to 1 across the mask."""
     height, width = canvas
     center = move.options["center"]
@@ -256,7 +254,7 @@ def _affine_grid(move: Warp, canvas: tuple[int, int]) -> tuple[_Floats, _Floats]
     return _linear(theta[0], x, y), _linear(theta[1], x, y)
 
 
-def _perspective_grid(move: Tilt, canvas: tuple[int, int]) -> tuple[_Floats, _Floats]:
+def _perspective_grid(move: Tilt, canvas: tuple[int, int]) -> tuple[Float32s, Float32s]:
     height, width = canvas
     matrix = np.array([*move.matrix, 1.0], np.float32).reshape(3, 3)
     theta = matrix[:2] / np.array([[0.5 * width], [0.5 * height]], np.float32)
@@ -269,13 +267,13 @@ def _perspective_grid(move: Tilt, canvas: tuple[int, int]) -> tuple[_Floats, _Fl
         )
 
 
-def _middles(length: int, start: float) -> _Floats:
+def _middles(length: int, start: float) -> Float32s:
     """Returns the middles of pixels in a row."""
-    middles: _Floats = np.arange(length, dtype=np.float32) + np.float32(start + 0.5)
+    middles: Float32s = np.arange(length, dtype=np.float32) + np.float32(start + 0.5)
     return middles
 
 
-def _linear(row: _Floats, x: _Floats, y: _Floats) -> _Floats:
+def _linear(row: Float32s, x: Float32s, y: Float32s) -> Float32s:
     """Returns row . (x, y, 1) for each pixel, [H, W], rounded as fused float32 multiplications do, which torch uses."""
-    total: _Floats = (row[0] * x + (row[1].astype(np.float64) * y)[:, None]).astype(np.float32) + row[2]
+    total: Float32s = (row[0] * x + (row[1].astype(np.float64) * y)[:, None]).astype(np.float32) + row[2]
     return total

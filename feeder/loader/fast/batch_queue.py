@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.loader.fast.part_report import PartReport
@@ -18,6 +17,7 @@ from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import HELD_BATCHES, Samples, Sizes, SlotView
 from feeder.order.split import Split, ordered_batches
+from feeder.system.arrays import AnyArray
 from feeder.system.warning import warn
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class ReusedMemory:
         # Filled by finalizers, which run at any moment and in any thread: appending to a deque is atomic.
         self._idle: deque[_Memory] = deque(maxlen=HELD_BATCHES)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> AnyArray:
         """Returns an uninitialized array, aligned to a cache line, as :func:`numpy.empty` does."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         while self._idle:
@@ -316,7 +316,7 @@ class ReusedMemory:
             memory = _aligned(size)
         use = memory.view(_Use)
         use.idle = self._idle
-        array: npt.NDArray[Any] = np.ndarray(shape, dtype, use)
+        array: AnyArray = np.ndarray(shape, dtype, use)
         return array
 
 

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.reader import Reader
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
@@ -19,6 +18,7 @@ from feeder.loader.slots.image_slots import Samples
 from feeder.order.bucket_order import BucketSplit, BucketTable, id_runs
 from feeder.order.buckets import Buckets
 from feeder.order.split import Split
+from feeder.system.arrays import Int32s, Int64s
 from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
 
@@ -212,7 +212,7 @@ def bucket_table(groups: Buckets, reader: Reader) -> BucketTable:
     return BucketTable.of(groups, len(reader), lambda ids: known_sizes(reader, ids))
 
 
-def known_sizes(reader: Reader, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def known_sizes(reader: Reader, ids: Int64s) -> Int32s:
     """Returns the upright sizes of samples that are measured, int32 [N, 2]."""
     known = reader.stored(ids)
     assert known is not None

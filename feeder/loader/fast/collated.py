@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
@@ -32,6 +31,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.batch_message import Collated, Slot, pack
 from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.workers.seeding import seeded
+from feeder.system.arrays import AnyArray
 from feeder.transforms import Recipe, Views
 
 __all__ = ["CollatedWork", "slot_bytes_per_sample"]
@@ -124,7 +124,7 @@ class CollatedWork(Work):
         self,
         recipes: tuple[Recipe, ...],
         splits: tuple[DeviceSplit | None, ...],
-        images: tuple[npt.NDArray[Any], ...],
+        images: tuple[AnyArray, ...],
     ) -> Sink:
         if recipes[0].output_size is not None:
             return super()._sink(recipes, splits, images)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError, WorkerError
@@ -25,6 +24,7 @@ from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
 from feeder.loader.observe.meter import METER_WORDS, part_sums
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout, Ring, plan_slots
 from feeder.loader.workers.supervisor import check_owner
+from feeder.system.arrays import Int64s
 from feeder.system.numa import running_on
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Engine:
         pool = self._pool
         return 0 if pool is None else pool.board.unfinished()
 
-    def stages(self) -> npt.NDArray[np.int64]:
+    def stages(self) -> Int64s:
         """Returns what the workers' stages took so far: int64 [workers, METER_WORDS]."""
         pool = self._pool
         return self._stages if pool is None else pool.board.stages.copy()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.folder_reader import FolderReader
@@ -53,6 +52,7 @@ from feeder.order.recent import Recent
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
 from feeder.order.skip import Skip
 from feeder.order.split import Split
+from feeder.system.arrays import Int64s
 from feeder.system.warning import warn
 from feeder.transforms.mixing import check_mix
 from feeder.transforms.recipe_json import mix_to_json, recipe_to_json
@@ -535,7 +535,7 @@ class FastPath:
         slots = dict(NO_SLOTS) if iterator is None else iterator.slots()
         return {**stats, "backend": self.backend, "slots": slots, **self._sources()}
 
-    def stage_words(self) -> npt.NDArray[np.int64]:
+    def stage_words(self) -> Int64s:
         """The meters: int64 [2 + workers, METER_WORDS], this process's two first."""
         workers = self._engine.stages() if self._engine is not None else ()
         return np.stack([self._ledger.meter.words, self.work.meter.words, *workers])
@@ -604,6 +604,6 @@ def _json_of(encode: Callable[[Any], Any], value: Any) -> Any:
         return None
 
 
-def _ids(reader: Reader) -> npt.NDArray[np.int64] | None:
+def _ids(reader: Reader) -> Int64s | None:
     """The samples' ids in the whole dataset; None if these are all."""
     return reader.ids if isinstance(reader, PartReader) else None

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import FeederError, WorkerError
 from feeder.loader.fast.part_report import PartReport
@@ -27,6 +26,7 @@ from feeder.loader.slots.region import Region, unpack
 from feeder.loader.workers.channel import Channel
 from feeder.loader.workers.sockets import end_with_trainer
 from feeder.shard.cache.waits import waits
+from feeder.system.arrays import Uint8s
 
 __all__ = ["FAILED_START", "Declined", "finish_part", "make_part", "send", "work_loop"]
 
@@ -126,7 +126,7 @@ class _PartViews:
         work: The work, for the sizes of images.
     """
 
-    def __init__(self, layout: Layout, whole: npt.NDArray[np.uint8], work: Work) -> None:
+    def __init__(self, layout: Layout, whole: Uint8s, work: Work) -> None:
         self._layout = layout
         self._whole = whole
         self._work = work

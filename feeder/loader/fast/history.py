@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from feeder.dataset.mixture import Mixture
 from feeder.dataset.subset_reader import PartReader
 from feeder.dataset.taken_down import stand_in, taken_down_of
@@ -21,6 +18,7 @@ from feeder.loader.ranks import current_ranks
 from feeder.order.bucket_order import BucketOrder
 from feeder.order.skip import Skip
 from feeder.order.split import Split
+from feeder.system.arrays import Int64s
 
 __all__ = ["BatchSamples", "History", "ReplayedBatch"]
 
@@ -37,7 +35,7 @@ class BatchSamples(NamedTuple):
             given for them; a run before that saw the ones that are gone. Of a mixture those by their ids in the source.
     """
 
-    ids: npt.NDArray[np.int64]
+    ids: Int64s
     keys: list[str | None]
     paths: list[str | None]
     taken_down: dict[int, int | None]

@@ -6,9 +6,6 @@ import collections
 import dataclasses
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from feeder.decoders.image_header import clipped_warning
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.loader.fast.batch_queue import BatchRecord
@@ -17,6 +14,7 @@ from feeder.loader.fast.pool import Replacement
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.observe.meter import Meter, part_sums
 from feeder.loader.observe.stats import stage_table, verdict, worker_tables
+from feeder.system.arrays import Int64s
 from feeder.system.warning import warn
 
 __all__ = ["Ledger"]
@@ -81,10 +79,10 @@ class Ledger:
 
     def stats(
         self,
-        words: npt.NDArray[np.int64],
+        words: Int64s,
         replaced: list[Replacement],
         processes: int,
-        ids: npt.NDArray[np.int64] | None,
+        ids: Int64s | None,
         decoder: TrainerDecoder | None,
     ) -> dict[str, Any]:
         """Returns the sums, and what the meters say of stages and workers; see :meth:`feeder.DataLoader.stats`.

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.extras_json import is_json
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_report import SUMS, PartReport, Substitution
 from feeder.loader.observe.meter import STAGE_WORDS, STAGES, Meter
+from feeder.system.arrays import AnyArray
 
 __all__ = ["add_stages", "error_from_json", "report_from_json", "report_to_json"]
 
@@ -136,7 +136,7 @@ def _decoded(value: Any) -> Any:
     raise ValueError("a field that is none")
 
 
-def _array(name: Any, shape: Any, packed: Any) -> npt.NDArray[Any]:
+def _array(name: Any, shape: Any, packed: Any) -> AnyArray:
     dtype = np.dtype(name)
     if dtype.kind not in _ARRAYS or not all(type(side) is int and side >= 0 for side in shape):
         raise ValueError("no array")
@@ -147,7 +147,7 @@ def _array(name: Any, shape: Any, packed: Any) -> npt.NDArray[Any]:
     data = zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), max(1, size_bytes))
     if len(data) != size_bytes:
         raise ValueError("an array of another size")
-    array: npt.NDArray[Any] = np.frombuffer(bytearray(data), dtype).reshape(shape)
+    array: AnyArray = np.frombuffer(bytearray(data), dtype).reshape(shape)
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 

@@ -17,9 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from feeder.errors import WorkerError
 from feeder.loader.fast.fast_worker import FAILED_START, Declined, work_loop
 from feeder.loader.fast.part_report import PartReport
@@ -31,6 +28,7 @@ from feeder.loader.slots.region import pack
 from feeder.loader.workers.fork_server import fork
 from feeder.loader.workers.process import InContext, Process
 from feeder.loader.workers.supervisor import Supervisor, Worker
+from feeder.system.arrays import Int64s
 from feeder.system.text import count
 
 if TYPE_CHECKING:
@@ -121,7 +119,7 @@ class Pool(Supervisor[_Worker]):
         ring: Ring,
         parts: int,
         options: PoolOptions,
-        stages: npt.NDArray[np.int64],
+        stages: Int64s,
         replacements: list[Replacement],
     ) -> None:
         super().__init__(_Worker, options.hang_timeout_s)

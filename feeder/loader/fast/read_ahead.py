@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
@@ -30,12 +29,13 @@ from feeder.order.split import Split, ordered_batches
 from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.shard.cache.link import Link
 from feeder.shard.format.index_file import ShardEntry
+from feeder.system.arrays import Int64s
 
 __all__ = ["DrawnAhead", "ReadAhead"]
 
 _log = logging.getLogger("feeder")
 
-Int64s = npt.NDArray[np.int64]
+Int64s = Int64s
 
 RANGE_BYTES = 8 << 20
 _CHUNK_SAMPLES = 4096  # that are looked up together

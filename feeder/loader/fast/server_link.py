@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.service.frames import (
     HEARTBEAT_S,
@@ -25,6 +24,7 @@ from feeder.service.frames import (
     local_name,
     whole,
 )
+from feeder.system.arrays import Uint8s
 from feeder.system.mapping import map_other_memory
 
 __all__ = ["Place", "ServerLink"]
@@ -66,7 +66,7 @@ class ServerLink:
         self.sent: dict[int, tuple[Any, float]] = {}
         self.usual_s = 0.0
         self.is_late = False
-        self.memory: npt.NDArray[np.uint8] | None = None
+        self.memory: Uint8s | None = None
         self._next = 0
         self.refusal = self.lost = ""
         self._work = work

@@ -10,7 +10,6 @@ import zlib
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.joined_reader import JoinedReader
@@ -19,6 +18,7 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.shard.cache.cache_mirror import CacheMirror
+from feeder.system.arrays import Int64s
 
 __all__ = ["SIZED_FILES", "set_from_json", "set_to_json"]
 
@@ -92,7 +92,7 @@ def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: i
     return reader
 
 
-def _ids_from_json(value: Any, samples: int) -> npt.NDArray[np.int64]:
+def _ids_from_json(value: Any, samples: int) -> Int64s:
     """Returns the ids of a subset of so many samples, int64 [N].
 
     Raises:

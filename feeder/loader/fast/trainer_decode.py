@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.decoders.staged.staged import Staged
@@ -23,6 +22,7 @@ from feeder.loader.fast.part_report import Substitution, no_substitute
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
+from feeder.system.arrays import Int64s, Uint8s
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
@@ -206,9 +206,7 @@ class DecodeFeed:
                 self._start()
         return images, errors
 
-    def _padded(
-        self, pad: PadToBatch, batch: BatchRecord, recipe: Recipe, keys: npt.NDArray[np.int64], made: Samples
-    ) -> StagedView:
+    def _padded(self, pad: PadToBatch, batch: BatchRecord, recipe: Recipe, keys: Int64s, made: Samples) -> StagedView:
         """Returns the output of a batch that is padded."""
         work, size = self._work, batch.arrays.image_size
         known = work.reader.stored(made.ids)
@@ -280,7 +278,7 @@ def _recipes(work: Work, batch: BatchRecord) -> tuple[Recipe, ...]:
 
 
 def _unpacked(
-    memory: npt.NDArray[np.uint8], left_over: Mapping[tuple[int, int, int], Buffer], image: int, rows: range, views: int
+    memory: Uint8s, left_over: Mapping[tuple[int, int, int], Buffer], image: int, rows: range, views: int
 ) -> Staged:
     """Returns the staged samples of a part of a batch.
 

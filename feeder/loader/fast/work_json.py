@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.extras_json import extras_from_json, extras_to_json
 from feeder.dataset.reader import Reader
@@ -23,6 +22,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.set_json import set_from_json, set_to_json
 from feeder.order.buckets import Buckets
 from feeder.service.frames import MOST_WORK_BYTES
+from feeder.system.arrays import AnyArray
 from feeder.system.named_functions import AllowedFunctions, function_name, module_digest
 from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import check_bounds, recipe_from_json, recipe_to_json
@@ -222,7 +222,7 @@ def _is_affine(recipe: Recipe) -> bool:
     return recipe.is_base_path and recipe.output_dtype == "float32"
 
 
-def given_labels(reader: Reader) -> npt.NDArray[Any] | None:
+def given_labels(reader: Reader) -> AnyArray | None:
     """Returns the labels of all samples where they are the dataset's own, and not the set's: by target_transform=,
     classes=, labels= or a folder's names; None where the set has them."""
     are_the_sets = all(isinstance(each, ShardReader) and each.given_labels is None for each in leaves(reader))

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.decoding import DecodeCounts, Replaced
 from feeder.decoders.image_header import clipped_warning
 from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import Meter
 from feeder.loader.observe.stats import NO_SLOTS, stage_table, verdict, worker_tables
+from feeder.system.arrays import Int64s
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
 
@@ -143,7 +143,7 @@ class GenericMeters:
         self._counts["elapsed_ns"] += now - self._asked_ns
         self._asked_ns = self._given_ns = now
 
-    def words(self) -> npt.NDArray[np.int64]:
+    def words(self) -> Int64s:
         """Returns the meters: int64 [1 + workers, METER_WORDS], this process's first."""
         return np.stack([self.here.words, *(meter.words for meter in self._meters)])
 

@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from feeder.loader.device.page_lock import page_lock
 from feeder.loader.generic.generic_worker import BatchResult
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.slots.slots import Slots
+from feeder.system.arrays import Uint8s
 from feeder.system.memory import available_bytes
 
 __all__ = ["BatchSlots", "Pending", "PendingBatches"]
@@ -46,7 +44,7 @@ class Pending:
     is_wanted: bool = True
     failures: int = 0
 
-    def lease_slot(self) -> npt.NDArray[np.uint8] | None:
+    def lease_slot(self) -> Uint8s | None:
         """Hands the slot's memory to the caller; None without a slot."""
         if self.slots is None or self.slot is None:
             return None

@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from feeder.system.arrays import Int64s
+from feeder.system.arrays import Float64s, Int64s
 
 __all__ = [
     "METER_WORDS",
@@ -85,7 +84,7 @@ def bucket_of(time_ns: int) -> int:
     return 1 + 4 * (bits - 1 - _SMALLEST_BITS) + ((time_ns >> (bits - 3)) & 3)
 
 
-def bucket_ns() -> npt.NDArray[np.float64]:
+def bucket_ns() -> Float64s:
     """Returns the time in the middle of each bucket: float64 [buckets], nanoseconds."""
     octave, quarter = np.divmod(np.arange(_BUCKETS - 2), 4)
     middles = 2.0 ** (octave + _SMALLEST_BITS) * (1.125 + 0.25 * quarter)

@@ -20,16 +20,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from feeder.loader.observe.metrics_server import metrics_server
 from feeder.loader.observe.remote_counts import REMOTE_COUNTS
 from feeder.loader.observe.stats import stage_histograms
+from feeder.system.arrays import Int64s
 
 __all__ = ["MetricsPage"]
 
-_Words = npt.NDArray[np.int64]
+_Words = Int64s
 _L = TypeVar("_L")
 
 _servers: dict[tuple[str, int], _Server] = {}

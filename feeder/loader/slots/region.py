@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import AnyArray
 
 __all__ = ["Region", "pack", "unpack"]
 
@@ -52,7 +52,7 @@ class Region:
             raise
         self._pid = os.getpid()
 
-    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> npt.NDArray[Any]:
+    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> AnyArray:
         """Returns an array on the region's memory, which stays mapped while the array lives."""
         count = int(np.prod(shape, dtype=np.int64))
         return np.frombuffer(self.memory, dtype, count, offset).reshape(shape)

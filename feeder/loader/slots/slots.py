@@ -23,9 +23,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.loader.slots.region import Region
+from feeder.system.arrays import Uint8s
 
 __all__ = ["Lease", "Slots"]
 
@@ -106,7 +106,7 @@ class Slots:
         """Gives back a slot that the caller never had."""
         self._free.append(slot)
 
-    def lease(self, slot: int) -> npt.NDArray[np.uint8]:
+    def lease(self, slot: int) -> Uint8s:
         """Hands a filled slot to the caller; it becomes free by itself when the last array on it is gone.
 
         Returns:

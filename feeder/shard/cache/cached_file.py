@@ -9,11 +9,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from feeder._native import crc32c
 from feeder.shard.cache.presence import BLOCK_BYTES, Record
+from feeder.system.arrays import Uint32s
 
 __all__ = ["Block", "CachedFile", "Contents", "Plan"]
 
@@ -39,7 +37,7 @@ class Contents:
     size_bytes: int
     identity: bytes
     etag: str = ""
-    blocks: npt.NDArray[np.uint32] | None = None
+    blocks: Uint32s | None = None
     fetch: Callable[[], bytes | memoryview] | None = None
     check: Callable[[str], object] | None = None
     is_kept: bool = False

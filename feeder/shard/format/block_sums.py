@@ -6,8 +6,8 @@ import hashlib
 from array import array
 
 import numpy as np
-import numpy.typing as npt
 
+from feeder.system.arrays import Uint32s
 from feeder.system.files import open_regular
 
 __all__ = ["BLOCK_BYTES", "BlockSums", "file_sums"]
@@ -38,12 +38,12 @@ class BlockSums:
             self._filled = (self._filled + len(piece)) % BLOCK_BYTES
             view = view[len(piece) :]
 
-    def sums(self) -> npt.NDArray[np.uint32]:
+    def sums(self) -> Uint32s:
         """The checksums of all blocks so far, uint32 [blocks]."""
         return np.array(self._sums, np.uint32)
 
 
-def file_sums(path: str) -> tuple[str, npt.NDArray[np.uint32]]:
+def file_sums(path: str) -> tuple[str, Uint32s]:
     """Returns the SHA-256 of a file, hexadecimal, and the checksums of its blocks, uint32 [blocks].
 
     Raises:

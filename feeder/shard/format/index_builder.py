@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.packed import is_packed
 from feeder.shard.format.shard_index import SampleRow, write_shard_index
+from feeder.system.arrays import Uint32s
 
 __all__ = ["IndexBuilder", "row_data"]
 
@@ -55,9 +55,7 @@ class IndexBuilder:
         places = [(self._number(name), offset, length) for name, offset, length in members]
         self._samples.append(SampleRow(field=number, members=places, row_data=rows, target=target, **values))
 
-    def write(
-        self, path: str, blocks: npt.NDArray[np.uint32], size_bytes: int, codebooks: Sequence[bytes] = ()
-    ) -> None:
+    def write(self, path: str, blocks: Uint32s, size_bytes: int, codebooks: Sequence[bytes] = ()) -> None:
         """Writes the index of the shard, atomically.
 
         Args:

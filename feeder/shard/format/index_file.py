@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from feeder.system.arrays import Int64s, Uint64s
 
 __all__ = [
     "INDEX_NAME",
@@ -39,10 +38,10 @@ class FieldPlaces(NamedTuple):
         offsets, lengths: Places in these, bytes; not checked.
     """
 
-    ids: npt.NDArray[np.int64]
-    shards: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.uint64]
-    lengths: npt.NDArray[np.uint64]
+    ids: Int64s
+    shards: Int64s
+    offsets: Uint64s
+    lengths: Uint64s
 
 
 class Located(NamedTuple):
@@ -54,8 +53,8 @@ class Located(NamedTuple):
         per_shard: Samples in each shard but the last; 0: that is not what ``rows`` depends on.
     """
 
-    shards: npt.NDArray[np.int64] | None
-    rows: npt.NDArray[np.int64]
+    shards: Int64s | None
+    rows: Int64s
     per_shard: int
 
 

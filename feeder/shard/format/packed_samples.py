@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from typing import Any
 
 from feeder.decoders.packed import add_codebooks, decode_packed, is_packed_field
-from feeder.errors import DecodeError
+from feeder.errors import DecodeError, FormatError, NotFoundError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
-from feeder.shard.store.open_store import local_files
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import download
 from feeder.shard.store.url import is_remote, local_path
 
 __all__ = ["PackedDecoder", "packed_decoder"]
@@ -60,8 +62,16 @@ def packed_decoder(path: str | os.PathLike[str]) -> PackedDecoder:
         StoreError: if the store can't be read.
     """
     name = os.fspath(path)
-    if is_remote(name):
-        with local_files(name, INDEX_NAME) as folder:
-            return PackedDecoder(open_index(os.path.join(folder, INDEX_NAME)).codebooks)
-    name = local_path(name)
-    return PackedDecoder(open_index(os.path.join(name, INDEX_NAME) if os.path.isdir(name) else name).codebooks)
+    if not is_remote(name):
+        name = local_path(name)
+        return PackedDecoder(open_index(os.path.join(name, INDEX_NAME) if os.path.isdir(name) else name).codebooks)
+
+    store = open_store(name)
+    with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder:
+        copy = os.path.join(folder, INDEX_NAME)
+        with contextlib.suppress(NotFoundError):
+            download(store, store.size(INDEX_NAME), copy)
+        try:
+            return PackedDecoder(open_index(copy).codebooks)
+        except FormatError as error:
+            raise FormatError(str(error).replace(folder, str(store.url).rstrip("/"))) from None

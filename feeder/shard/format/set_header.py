@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
@@ -41,6 +40,7 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.sealed_head import damaged, read_head, sealed, short_hash
 from feeder.shard.format.shard_index import IndexedShard
 from feeder.shard.store.mirror import Mirror
+from feeder.system.arrays import AnyArray, Int64s
 from feeder.system.files import atomic_file, open_regular
 from feeder.system.limit_errors import explained
 from feeder.system.mapping import map_file
@@ -103,7 +103,7 @@ def version_path(path: str, version: int) -> str:
     return f"{stem}-{version:06d}{extension}"
 
 
-def write_header(path: str, info: SetInfo, rows: npt.NDArray[Any], names: Sequence[str]) -> None:
+def write_header(path: str, info: SetInfo, rows: AnyArray, names: Sequence[str]) -> None:
     """Writes the header of a set atomically.
 
     Args:
@@ -218,7 +218,7 @@ class SetHeader:
             raise ValueError(f"{self.samples} samples, {self.equal} in each of {self.shards} shards")
 
     @functools.cached_property
-    def _rows(self) -> npt.NDArray[Any]:
+    def _rows(self) -> AnyArray:
         """All shards, :data:`ROW` [shards]."""
         rows = np.frombuffer(self._body[: self.shards * ROW.itemsize], ROW)
         if short_hash(self._body) != self._body_hash:
@@ -263,7 +263,7 @@ class SetHeader:
         found = self._shards[number] = IndexedShard(name, sizes[0], sizes[1], hashes[0], sizes[2], hashes[1])
         return found
 
-    def rows(self) -> npt.NDArray[Any]:
+    def rows(self) -> AnyArray:
         """All shards, :data:`ROW` [shards].
 
         Raises:
@@ -280,7 +280,7 @@ class SetHeader:
         rows = self._rows
         return int(rows["index_bytes"].sum(dtype=np.int64)), int(rows["size_bytes"].max(initial=0))
 
-    def file_sizes(self, shards: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def file_sizes(self, shards: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the sizes of some shards and of their indexes, each int64 [N], bytes."""
         rows = self._rows[shards]
         return rows["size_bytes"].astype(np.int64), rows["index_bytes"].astype(np.int64)
@@ -324,7 +324,7 @@ class SetHeader:
         """File name of the index of a shard, by the shard's number."""
         return os.path.splitext(self.shard_name(number))[0] + self.info.index_suffix
 
-    def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def locate(self, ids: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the shards of samples, int64 [N], and their rows there, int64 [N].
 
         Raises:
@@ -337,7 +337,7 @@ class SetHeader:
         shards = ids // self._sizes.size if isinstance(self._sizes, EqualSizes) else self._sizes.shards_of(ids)
         return shards, ids - self._starts(shards)
 
-    def _starts(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _starts(self, shards: Int64s) -> Int64s:
         """Returns the numbers of the first samples of some shards, int64 as these."""
         if isinstance(self._sizes, EqualSizes):
             return np.minimum(shards * self._sizes.size, self.samples)
@@ -365,7 +365,7 @@ def _mapped(path: str, shown: str) -> memoryview:
         raise FormatError(f"{shown}: this index can't be read: {error.strerror}") from None
 
 
-def _long_index(rows: npt.NDArray[Any], targets: Sequence[str]) -> int | None:
+def _long_index(rows: AnyArray, targets: Sequence[str]) -> int | None:
     """Returns the first of some shards whose index is larger than it can be, by its number among these."""
     most = _INDEX_BYTES + rows["samples"] * np.float64(_SAMPLE_BYTES + 4 * len(targets))
     found = np.flatnonzero(rows["index_bytes"] > most + rows["size_bytes"] / _MEMBER_SHARE)

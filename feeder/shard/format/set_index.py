@@ -19,6 +19,7 @@ from feeder.shard.format.index_file import FieldPlaces, Located, SetSize, ShardE
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, IndexedShard, ShardIndex
 from feeder.shard.store.mirror import Mirror
+from feeder.system.arrays import AnyArray, Int32s, Int64s
 
 if TYPE_CHECKING:
     from feeder._native import HeldIndex, ShardRows
@@ -121,7 +122,7 @@ class SetIndex:
         indexes_bytes, largest_bytes = self.header.extent()
         return SetSize(indexes_bytes, self.header.file_bytes, largest_bytes)
 
-    def file_sizes(self, shards: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def file_sizes(self, shards: Int64s) -> tuple[Int64s, Int64s]:
         """Sizes of some shards, and of their own indexes as :meth:`index_entry` has them, each int64 [N], bytes."""
         return self.header.file_sizes(shards)
 
@@ -137,7 +138,7 @@ class SetIndex:
         """Hash of a shard, 16 bytes, by its number; empty if the index has none."""
         return self.header.shard(shard).shard_hash
 
-    def shard_ids(self, shard: int) -> npt.NDArray[np.int64]:
+    def shard_ids(self, shard: int) -> Int64s:
         """The samples of a shard, by its number, int64 [N]."""
         return np.arange(*self.header.sample_range(shard))
 
@@ -149,11 +150,11 @@ class SetIndex:
         """
         return self.header.shard_sizes()
 
-    def shards_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def shards_of(self, ids: Int64s) -> Int64s:
         """Numbers of the shards of some samples, int64 [N]."""
         return self.header.locate(ids)[0]
 
-    def rows(self, ids: npt.NDArray[np.int64]) -> RecordRows:
+    def rows(self, ids: Int64s) -> RecordRows:
         """Properties of some samples, int64 [N].
 
         Raises:
@@ -168,15 +169,13 @@ class SetIndex:
                 return RecordRows(self, shards, rows, _joined(indexes, rows))
         return RecordRows(self, shards, rows, np.frombuffer(records, NARROW))
 
-    def opened(self, shards: npt.NDArray[np.int64]) -> list[ShardIndex]:
+    def opened(self, shards: Int64s) -> list[ShardIndex]:
         """Returns the indexes of N shards."""
         numbers = shards.tolist()
         found = self._opened(set(numbers))
         return [found[number] for number in numbers]
 
-    def extents(
-        self, shards: npt.NDArray[np.int64], records: npt.NDArray[Any], rows: npt.NDArray[np.int32]
-    ) -> npt.NDArray[np.int64] | None:
+    def extents(self, shards: Int64s, records: AnyArray, rows: Int32s) -> Int64s | None:
         """Returns the bytes of images that some of their rows need, see :meth:`RecordRows.extents`.
 
         Args:
@@ -202,7 +201,7 @@ class SetIndex:
         """The same index as the kernels read it; None without them."""
         return self._table
 
-    def located(self, ids: npt.NDArray[np.int64]) -> Located:
+    def located(self, ids: Int64s) -> Located:
         """Returns some samples as :attr:`native` finds them."""
         return Located(None, ids, self.header.equal) if self.header.equal else Located(*self.header.locate(ids), 0)
 
@@ -225,7 +224,7 @@ class SetIndex:
                 assert self._table is not None
                 self._table.add_steps(number, steps[number])
 
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> AnyArray:
         """Labels of all samples, int64 [samples], or targets, float32 [samples] or [samples, K]."""
         if not self.targets:
             return self.column("label")
@@ -242,7 +241,7 @@ class SetIndex:
         index, row = self._one(i)
         return os.fsdecode(index.source_path(row))
 
-    def source_rows(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def source_rows(self, ids: Int64s) -> Int64s:
         """Row numbers of samples in their table, int64 [N]."""
         found = (self._one(i) for i in ids.tolist())
         return np.array([index.source_row(row) for index, row in found], np.int64)
@@ -305,7 +304,7 @@ class SetIndex:
         ids, shards, offsets, lengths = np.concatenate(found).T
         return FieldPlaces(ids.astype(np.int64), shards.astype(np.int64), offsets, lengths)
 
-    def fingerprint(self, labels: npt.NDArray[Any] | None = None) -> str:
+    def fingerprint(self, labels: AnyArray | None = None) -> str:
         """Hash of the samples, their order and their labels, or of other ``labels`` that they were given.
 
         From the set's second version on its number follows, after a point.
@@ -313,22 +312,22 @@ class SetIndex:
         found = self._fingerprint(labels)
         return found if self.version == 1 else f"{found}.{self.version}"
 
-    def _fingerprint(self, labels: npt.NDArray[Any] | None) -> str:
+    def _fingerprint(self, labels: AnyArray | None) -> str:
         own = self.header.info.fingerprint
         if labels is None:
             return own
         return hashlib.blake2b(own.encode() + np.ascontiguousarray(labels).data, digest_size=16).hexdigest()
 
-    def column(self, name: str) -> npt.NDArray[Any]:
+    def column(self, name: str) -> AnyArray:
         """Column of all samples: "shard", or as :meth:`ShardIndex.column` has it."""
-        pieces: list[npt.NDArray[Any]] = []
+        pieces: list[AnyArray] = []
         for number, index in self._each():
             pieces.append(np.full(index.samples, number) if name == "shard" else self._column_of(index, name))
         dtype = _DTYPES.get(name, np.dtype(np.uint64))
         none = np.zeros((0, len(self.targets)) if name == "target" else 0, dtype)
         return np.concatenate([none, *pieces]).astype(dtype, copy=False)
 
-    def checked_parts(self, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    def checked_parts(self, names: Sequence[str]) -> Iterator[dict[str, AnyArray]]:
         """Yields the columns of some samples at a time, of all in order, compared with their checksums.
 
         Args:
@@ -341,7 +340,7 @@ class SetIndex:
             index.check()
             yield {name: self._column_of(index, name) for name in names}
 
-    def _column_of(self, index: ShardIndex, name: str) -> npt.NDArray[Any]:
+    def _column_of(self, index: ShardIndex, name: str) -> AnyArray:
         """A column of a shard's samples, with the set's numbers of fields."""
         column = index.column(name)
         return self._renumbered(index)[column] if name in ("field", "member_field") and column.size else column
@@ -500,9 +499,7 @@ class RecordRows:
         *("_index", "_records", "_rows", "crc32", "height", "length", "offset", "orientation", "shard", "width"),
     )
 
-    def __init__(
-        self, index: SetIndex, shards: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], records: npt.NDArray[Any]
-    ) -> None:
+    def __init__(self, index: SetIndex, shards: Int64s, rows: Int64s, records: AnyArray) -> None:
         self.shard = shards
         self.offset = records["offset"]
         self.length = records["length"]
@@ -515,7 +512,7 @@ class RecordRows:
         self._records = records
 
     @property
-    def field(self) -> npt.NDArray[Any]:
+    def field(self) -> AnyArray:
         own = self._records["field"].astype(np.int64)
         fields = self._index.fields
         for k, index in enumerate(self._index.opened(self.shard)):
@@ -524,17 +521,17 @@ class RecordRows:
         return own
 
     @property
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> AnyArray:
         targets = len(self._index.targets)
         if not targets:
             return self._records["label"].astype(np.int64)
         size = 4 * targets
         places = zip(self._index.opened(self.shard), self._rows.tolist(), strict=True)
         pieces = [index.group("target")[row * size : row * size + size] for index, row in places]
-        found: npt.NDArray[Any] = np.frombuffer(b"".join(pieces), np.float32).copy()
+        found: AnyArray = np.frombuffer(b"".join(pieces), np.float32).copy()
         return found if targets == 1 else found.reshape(-1, targets)
 
-    def extents(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+    def extents(self, rows: Int32s) -> Int64s | None:
         """Returns the bytes of the images that some of their rows need.
 
         Args:
@@ -563,7 +560,7 @@ def _table() -> ShardRows | None:
     )
 
 
-def _narrowed(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _narrowed(records: AnyArray) -> AnyArray:
     """Returns what the places of rows depend on; a seekable JPEG is never larger than narrow records can say."""
     found = np.zeros(len(records), NARROW)
     fits = (records["length"] < NO_STEPS) & (records["height"] < 1 << 16)
@@ -574,7 +571,7 @@ def _narrowed(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return found
 
 
-def _joined(indexes: list[ShardIndex], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def _joined(indexes: list[ShardIndex], rows: Int64s) -> AnyArray:
     """Returns N records of N shards."""
     records = np.zeros(len(rows), WIDE)
     for k, (index, row) in enumerate(zip(indexes, rows.tolist(), strict=True)):

@@ -35,12 +35,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
 from feeder.shard.format.block_sums import BLOCK_BYTES
 from feeder.shard.format.sealed_head import damaged, read_head, sealed, short_hash
+from feeder.system.arrays import AnyArray, Uint32s
 from feeder.system.files import atomic_file, open_regular
 from feeder.system.limit_errors import explained
 from feeder.system.mapping import map_file
@@ -173,7 +173,7 @@ def write_shard_index(
     samples: Sequence[SampleRow],
     fields: Sequence[str],
     targets: Sequence[str],
-    blocks: npt.NDArray[np.uint32],
+    blocks: Uint32s,
     tar_bytes: int,
     codebooks: Sequence[bytes] = (),
     *,
@@ -395,11 +395,11 @@ class ShardIndex:
         for name in self.groups():
             self.group(name)
 
-    def rows(self) -> npt.NDArray[Any]:
+    def rows(self) -> AnyArray:
         """All records, a view."""
         return np.frombuffer(self.records, self.dtype)
 
-    def blocks(self) -> npt.NDArray[np.uint32]:
+    def blocks(self) -> Uint32s:
         """CRC-32C of each 256 KiB of the shard, uint32 [blocks]."""
         return np.frombuffer(self.group("blocks"), "<u4")
 
@@ -497,7 +497,7 @@ class ShardIndex:
         except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise damaged(self.path, f"row {row} of its details: {error}") from None
 
-    def column(self, name: str) -> npt.NDArray[Any]:
+    def column(self, name: str) -> AnyArray:
         """A column of all samples: one of the records, "target" as [N, K], "source_bytes" or "source_row"; or
         "member_field", the numbers of the members' fields."""
         if name in (WIDE.names or ()):

@@ -13,20 +13,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.decoder import MAX_PIXELS
 from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.class_folders import UNREADABLE
-from feeder.shard.source.json_field import without_nan
+from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import as_number
 from feeder.shard.source.pairs import read_names
 from feeder.shard.source.source import Source, SourceKind, drop_duplicates
 from feeder.shard.source.spool import Spool
-from feeder.system.files import open_regular
+from feeder.system.arrays import Bools
+from feeder.system.files import read_regular
 from feeder.system.text import BOM, count
 
-__all__ = ["BOXES", "CAPTIONS", "INSTANCES", "KEYPOINTS", "SEGMENTATION", "as_json", "open_coco"]
+__all__ = ["BOXES", "CAPTIONS", "INSTANCES", "KEYPOINTS", "SEGMENTATION", "open_coco"]
 
 BOXES = "boxes.json"
 CAPTIONS = "txt"
@@ -127,14 +127,14 @@ class _Fields:
         early = sum(min(box) < 0 for box in found["boxes"])
         found["boxes"] = [[max(side, 0) for side in box] for box in found["boxes"]]
         if self._rasterize is None:
-            fields = [(SEGMENTATION, as_json(without_nan([each.get("segmentation") for each in objects])))]
+            fields = [(SEGMENTATION, json_field([each.get("segmentation") for each in objects]))]
         else:
             found["instance"] = list(range(1, len(found["boxes"]) + 1))
             fields = [(INSTANCES, self._rasterize(objects, image))]
         if self._has_points:
             same = {key: found[key] for key in ("labels", "id", "category_id", "image_id") if key in found}
-            fields.append((KEYPOINTS, as_json(_points(objects, self._points_each) | same)))
-        fields.append((BOXES, as_json(found)))
+            fields.append((KEYPOINTS, json_field(_points(objects, self._points_each) | same)))
+        fields.append((BOXES, json_field(found)))
 
         self._early += early
         self._bare += sum(map(_is_bare, objects))
@@ -186,19 +186,9 @@ def _objects(data: dict[str, Any], annotations: str, source: Source) -> dict[Any
     return objects
 
 
-def as_json(value: Any) -> bytes:
-    """Returns a value as a field of a sample.
-
-    Raises:
-        ValueError: for NaN, or half of a surrogate pair.
-    """
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
 def _read(path: str) -> dict[str, Any]:
     try:
-        with open(path, "rb", opener=open_regular) as file:
-            data = json.load(file)
+        data = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
         raise SourceError(f"{path}: can't be read: {reason}") from None
@@ -314,7 +304,7 @@ def _boxes(
             raise ValueError(f"annotation {each.get('id')}: its bbox {box} ends before its image starts")
         found["boxes"].append([x, y, x + width, y + height])
         found["labels"].append(labels[each["category_id"]])
-    return found | {key: [without_nan(each.get(key)) for each in objects] for key in further if key not in found}
+    return found | {key: [each.get(key) for each in objects] for key in further if key not in found}
 
 
 def _points(objects: Sequence[Annotation], count: int) -> dict[str, Any]:
@@ -407,7 +397,7 @@ def _rasterizer() -> Any:
     return rasterize
 
 
-def _mask(coco: Any, segmentation: Any, height: int, width: int) -> npt.NDArray[np.bool_]:
+def _mask(coco: Any, segmentation: Any, height: int, width: int) -> Bools:
     """Returns the pixels of polygons or RLE, [H, W]. pycocotools' own code takes RLE on trust, beyond its memory.
 
     Raises:
@@ -442,8 +432,7 @@ def _mask(coco: Any, segmentation: Any, height: int, width: int) -> npt.NDArray[
         )
 
     runs = np.arange(len(counts)) % 2 == 1  # columns from top to bottom, the first run outside
-    mask: npt.NDArray[np.bool_] = np.repeat(runs, counts).reshape((height, width), order="F")
-    return mask
+    return np.repeat(runs, counts).reshape((height, width), order="F")
 
 
 def _counts(text: str) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import hashlib
 import io
 import json
@@ -18,7 +17,7 @@ from feeder.decoders.packed import CODEBOOK_NAME
 from feeder.errors import SourceError
 from feeder.shard.format.tar import Member, Refused, Seam, members_of
 from feeder.shard.store.store import Entry, Store, download
-from feeder.system.files import DISK_FULL, TEMPORARY_SUFFIX
+from feeder.system.files import DISK_FULL, atomic_file
 
 __all__ = ["GZIP_MAGIC", "TarMembers", "compressed_error", "fetched_tars"]
 
@@ -90,15 +89,8 @@ def _copy(store: Store, entry: Entry, folder: str) -> str:
     name = hashlib.sha256(json.dumps([entry.key, entry.size_bytes, entry.etag, entry.modified_ns]).encode()).hexdigest()
     path = os.path.join(folder, f"copy-{name[:32]}.tar")
     if not (os.path.isfile(path) and os.path.getsize(path) == entry.size_bytes):
-        temporary = f"{path}{TEMPORARY_SUFFIX}"
-        try:
-            download(store, entry, temporary)
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        with atomic_file(path) as file:
+            download(store, entry, file.name)
     return path
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError, SourceError
+from feeder.system.arrays import Float32s, Int64s
 from feeder.system.text import BOM, count
 
 __all__ = [
@@ -52,8 +52,8 @@ class Numbering:
         odd: By code, the few labels that are not numbers where nearly all are; their samples have no label.
     """
 
-    labels: npt.NDArray[np.int64] | None
-    targets: npt.NDArray[np.float32] | None
+    labels: Int64s | None
+    targets: Float32s | None
     classes: list[str] | None
     missing: int
     example: str | None
@@ -235,7 +235,7 @@ def check_classes(classes: Sequence[str]) -> list[str]:
     return names
 
 
-def name_numbers(names: Sequence[str], wanted: Sequence[str]) -> npt.NDArray[np.int64]:
+def name_numbers(names: Sequence[str], wanted: Sequence[str]) -> Int64s:
     """Returns the place of each class name in ``wanted``, int64 [N]; -1 for a name that is not there."""
     places = {name: place for place, name in enumerate(wanted)}
     return np.array([places.get(name, -1) for name in names], np.int64)

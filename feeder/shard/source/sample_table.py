@@ -6,10 +6,11 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from feeder.system.arrays import AnyArray, Float32s, Int64s
 
 __all__ = ["NO_FILE", "OWN_FILE", "SampleTable", "StoredField"]
 
@@ -139,7 +140,7 @@ class SampleTable:
         """Row of sample ``i`` in its table, from 0."""
         return self._rows[i]
 
-    def rows(self, ids: npt.NDArray[np.int64]) -> tuple[SampleTable, list[int]]:
+    def rows(self, ids: Int64s) -> tuple[SampleTable, list[int]]:
         """Returns a table of some samples, in the order of their ids, and the containers that it needs.
 
         The new table numbers these containers from 0. Its fields and targets are those of this one.
@@ -219,25 +220,25 @@ class SampleTable:
             groups.setdefault(frozenset(names[k] for k in array("H", fields)), array("q")).extend(ids)
         return groups
 
-    def relabel(self, mapping: npt.NDArray[np.int64]) -> None:
+    def relabel(self, mapping: Int64s) -> None:
         """Replaces each label l >= 0 by ``mapping[l]``."""
         labels = np.frombuffer(self._labels, np.int64)
         for start in range(0, len(labels), _CHUNK):  # a mask of all would take much memory
             chunk = labels[start : start + _CHUNK]
             chunk[chunk >= 0] = mapping[chunk[chunk >= 0]]
 
-    def set_targets(self, names: Sequence[str], numbers: npt.NDArray[np.float32]) -> None:
+    def set_targets(self, names: Sequence[str], numbers: Float32s) -> None:
         """Gives all samples numbers in place of labels: float32 [N, K], a column for each name."""
         labels = np.frombuffer(self._labels, np.int64)
         labels[:] = -1
         self.targets = tuple(names)
         self._target = array("f", numbers.tobytes())
 
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> Int64s:
         """Bytes of every sample, int64 [N]; a view."""
         return np.frombuffer(self._sizes, np.int64)
 
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
+    def columns(self) -> dict[str, AnyArray]:
         """Columns that identify the samples, as views."""
         numbers = {
             "path_starts": self._path_starts,
@@ -245,7 +246,7 @@ class SampleTable:
             "mtimes": self._mtimes,
             "labels": self._labels,
         }
-        columns: dict[str, npt.NDArray[Any]] = {"paths": np.frombuffer(self._paths, np.uint8)}
+        columns: dict[str, AnyArray] = {"paths": np.frombuffer(self._paths, np.uint8)}
         return columns | {name: np.frombuffer(values, np.int64) for name, values in numbers.items()}
 
     def digest(self) -> str:
@@ -260,13 +261,13 @@ class SampleTable:
         return digest.hexdigest()
 
 
-def _taken(column: array[int], ids: npt.NDArray[np.int64]) -> array[int]:
+def _taken(column: array[int], ids: Int64s) -> array[int]:
     """Returns these rows of a column."""
     values = np.frombuffer(column, np.dtype(column.typecode)) if len(column) else np.empty(0, column.typecode)
     return array(column.typecode, values[ids].tobytes())
 
 
-def _gathered(starts: array[int], ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _gathered(starts: array[int], ids: Int64s) -> tuple[Int64s, Int64s]:
     """Returns the starts of these rows when they lie one after another, and the place of each of their values now."""
     before = np.frombuffer(starts, np.int64)
     lengths = before[ids + 1] - before[ids]

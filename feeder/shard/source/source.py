@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import SourceError
@@ -20,6 +19,7 @@ from feeder.shard.source.image_file import MAX_FILE_BYTES, check_size, read_imag
 from feeder.shard.source.labels import Numbering
 from feeder.shard.source.sample_table import OWN_FILE, SampleTable, StoredField
 from feeder.shard.store.url import is_remote
+from feeder.system.arrays import Int64s
 from feeder.system.files import open_regular
 from feeder.system.text import count
 
@@ -190,7 +190,7 @@ class Source:
         """
         yield self.containers[container].path
 
-    def rows(self, ids: npt.NDArray[np.int64]) -> Source:
+    def rows(self, ids: Int64s) -> Source:
         """Returns a source of some samples alone, in the order of their ids, which other processes can be sent.
 
         Its paths are absolute. Without the lists of what was found while listing, and the names of the classes.

@@ -8,11 +8,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 from feeder.errors import SourceError
-from feeder.shard.source.coco import BOXES, as_json
+from feeder.shard.source.coco import BOXES
+from feeder.shard.source.json_field import json_field
 from feeder.shard.source.pairs import Tree, paired, read_names
 from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.spool import Spool
-from feeder.system.files import open_regular
+from feeder.system.files import read_regular
 from feeder.system.text import count
 
 __all__ = ["open_voc"]
@@ -71,7 +72,7 @@ def open_voc(
     with Spool(source, spool_path) as spool:
         for image, boxes in found:
             boxes = {name: boxes.get(name, [None] * len(boxes["boxes"])) for name in lists}
-            part = spool.add(BOXES, as_json(boxes | {"labels": [numbers[name] for name in boxes["labels"]]}))
+            part = spool.add(BOXES, json_field(boxes | {"labels": [numbers[name] for name in boxes["labels"]]}))
             source.table.add(os.fsencode(image.path), image.size_bytes + part.length, image.mtime_ns, -1, [part])
     return source
 
@@ -92,8 +93,7 @@ def _read(path: str) -> dict[str, list[Any]]:
         ValueError: saying what is wrong in it.
     """
     try:
-        with open(path, "rb", opener=open_regular) as file:
-            data = file.read()
+        data = read_regular(path)
     except OSError as error:
         raise SourceError(f"{path}: can't be read: {error.strerror}") from None
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from feeder.decoders.image_header import image_info
 from feeder.errors import SourceError
-from feeder.shard.source.coco import BOXES, as_json
+from feeder.shard.source.coco import BOXES
 from feeder.shard.source.image_file import read_image
+from feeder.shard.source.json_field import json_field
 from feeder.shard.source.pairs import PairedFile, Tree, paired, read_names
 from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.spool import Spool
@@ -79,7 +80,7 @@ def open_yolo(
             except ValueError as error:
                 source.reject(image.path, str(error))
                 continue
-            part = spool.add(BOXES, as_json(found))
+            part = spool.add(BOXES, json_field(found))
             source.table.add(os.fsencode(image.path), image.size_bytes + part.length, image.mtime_ns, -1, [part])
 
     source.rejected = [

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
-from feeder.errors import FormatError, NotFoundError, StoreError
-from feeder.shard.store.store import TIMEOUT_S, Store, download, refuse_web_server
-from feeder.shard.store.url import Url, is_remote, local_path
+from feeder.errors import StoreError
+from feeder.shard.store.store import TIMEOUT_S, Store, refuse_web_server
+from feeder.shard.store.url import Url
 
-__all__ = ["local_files", "open_store"]
+__all__ = ["open_store"]
 
 
 def open_store(
@@ -59,31 +55,3 @@ def open_store(
 
         return HubStore(url, **how)
     return ObjectStore(url, **how)
-
-
-@contextlib.contextmanager
-def local_files(place: str, *names: str) -> Iterator[str]:
-    """Has some files of a set in a folder, those that there are: the set's own, or copies of those in a store.
-
-    Args:
-        place: The set's folder, its index file or its URL.
-        names: Names of the files.
-
-    Raises:
-        StoreError: if the store can't be read.
-        FormatError: as the block raises it, with the URL in place of the copies' folder.
-    """
-    if not is_remote(place):
-        path = local_path(place)
-        yield path if os.path.isdir(path) else os.path.dirname(path)
-        return
-
-    store = open_store(place)
-    with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder:
-        for name in names:
-            with contextlib.suppress(NotFoundError):
-                download(store, store.size(name), os.path.join(folder, name))
-        try:
-            yield folder
-        except FormatError as error:
-            raise FormatError(str(error).replace(folder, str(store.url).rstrip("/"))) from None

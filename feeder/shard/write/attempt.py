@@ -8,15 +8,13 @@ import pickle
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 import feeder
 from feeder.errors import FeederError, ShardError
 from feeder.shard.source.source import Source
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.shard_writer import ShardJob, write_shard
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
+from feeder.system.arrays import Int64s
 from feeder.system.versions import pillow_info
 
 __all__ = ["attempt_shard", "pickled_order", "with_node", "writer_versions"]
@@ -38,9 +36,7 @@ class _Order(NamedTuple):
     output: SharedOutput
 
 
-def pickled_order(
-    job: ShardJob, source: Source, ids: npt.NDArray[np.int64], folder: OutputFolder, output: SharedOutput
-) -> bytes:
+def pickled_order(job: ShardJob, source: Source, ids: Int64s, folder: OutputFolder, output: SharedOutput) -> bytes:
     """Returns the order for an attempt at a shard, with the rows of its samples alone.
 
     Args:

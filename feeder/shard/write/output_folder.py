@@ -36,7 +36,7 @@ from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.shard_writer import record_name
 from feeder.shard.write.shared_output import FinishedAttempt, SharedFolder, SharedOutput
-from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, fsync_folder, open_regular
+from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, fsync_folder, read_regular
 
 __all__ = ["OutputFolder", "is_ours"]
 
@@ -252,8 +252,7 @@ class OutputFolder(SetCopy):
                 "can't be compared; remove the folder and run again"
             )
         try:
-            with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
-                recorded = json.load(file)
+            recorded = json.loads(read_regular(self._plan_path))
             self._compare_settings("holds an unfinished run with", recorded["settings"], plan["settings"])
             is_same = all(recorded[name] == plan[name] for name in ("version", "digest"))
             inputs_then = int(recorded["inputs"])

@@ -6,10 +6,8 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import FormatError, ShardError
 from feeder.shard.format.index_file import INDEX_NAME
@@ -17,6 +15,7 @@ from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.sealed_head import HASH_BYTES
 from feeder.shard.format.set_header import INDEX_SUFFIX, ROW, SetHeader, SetInfo, write_header
 from feeder.shard.format.shard_index import ShardIndex
+from feeder.system.arrays import AnyArray
 
 __all__ = ["header_row", "index_path", "own_suffix", "write_set"]
 
@@ -32,7 +31,7 @@ def own_suffix(path: str) -> str:
     return INDEX_SUFFIX if os.path.basename(path) == INDEX_NAME else f"{INDEX_SUFFIX}-{stem}"
 
 
-def header_row(index: ShardIndex, size_bytes: int, sha256: str) -> npt.NDArray[Any]:
+def header_row(index: ShardIndex, size_bytes: int, sha256: str) -> AnyArray:
     """Returns what a set's header says of a shard, :data:`ROW` [1].
 
     Args:
@@ -81,7 +80,7 @@ def write_set(
 
 
 def _with_shards(
-    info: SetInfo, shards: Sequence[ShardRecord], folder: str, rows: list[npt.NDArray[Any]], names: list[str]
+    info: SetInfo, shards: Sequence[ShardRecord], folder: str, rows: list[AnyArray], names: list[str]
 ) -> SetInfo:
     """Adds shards to the rows and names of a header, and returns what it says of the set with them."""
     fields = dict.fromkeys(info.fields)

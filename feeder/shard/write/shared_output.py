@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from feeder.shard.format.manifest import PLAN_NAME
 from feeder.shard.store.open_store import open_store
@@ -41,24 +41,6 @@ class FinishedAttempt(NamedTuple):
     folder: str = ""
 
 
-class SharedOutput(Protocol):
-    """An output as a node sees it; can be pickled."""
-
-    def missing_path(self) -> str | None:
-        """Returns the folder of the output if this machine does not have it."""
-
-    def attempt(self) -> AbstractContextManager[str]:
-        """Makes a folder for one attempt; removes it on an error."""
-
-    def finish(self, folder: str, written: WrittenShard) -> FinishedAttempt:
-        """Hands over the files of an attempt.
-
-        Raises:
-            LockedError: if the run that this is for has ended.
-            StoreError: if a store can't be written.
-        """
-
-
 @dataclass(frozen=True)
 class SharedFolder:
     """A folder of this run's attempts, in the work folder of the output."""
@@ -66,10 +48,12 @@ class SharedFolder:
     path: str
 
     def missing_path(self) -> str | None:
+        """Returns the folder of the output if this machine does not have it."""
         return None if os.path.isdir(self.path) else os.path.dirname(os.path.dirname(self.path))
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[str]:
+        """Makes a folder for one attempt; removes it on an error."""
         folder = os.path.join(self.path, os.urandom(8).hex())
         os.mkdir(folder)  # fails once the run has ended, as the parent is gone
         try:
@@ -79,6 +63,7 @@ class SharedFolder:
             raise
 
     def finish(self, folder: str, written: WrittenShard) -> FinishedAttempt:
+        """Hands over the files of an attempt."""
         return FinishedAttempt(written, folder)
 
 
@@ -101,6 +86,12 @@ class SharedStore:
         return tempfile.TemporaryDirectory(prefix="feeder-shard-")
 
     def finish(self, folder: str, written: WrittenShard) -> FinishedAttempt:
+        """See :meth:`SharedFolder.finish`.
+
+        Raises:
+            LockedError: if the run that this is for has ended.
+            StoreError: if the store can't be written.
+        """
         store, name = open_store(self.url), written.record.name
         index = Path(index_path(folder, name))
         record = f"{os.path.dirname(PLAN_NAME)}/{record_name(name)}"
@@ -109,3 +100,7 @@ class SharedStore:
             check_lock(store, self.lock_id)
             store.put(key, file)
         return FinishedAttempt(written)
+
+
+# An output as a node sees it; can be pickled.
+SharedOutput: TypeAlias = SharedFolder | SharedStore

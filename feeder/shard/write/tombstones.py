@@ -21,7 +21,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ShardError
 from feeder.order.sample_order import substitute
@@ -30,6 +29,7 @@ from feeder.shard.format.sealed_head import short_hash
 from feeder.shard.format.shard_index import TAKEN_DOWN, ShardIndex, write_shard_index
 from feeder.shard.format.tar import BLOCK_BYTES as TAR_BLOCK
 from feeder.shard.format.tar import Member, members_of
+from feeder.system.arrays import Uint32s
 from feeder.system.files import atomic_file, open_regular
 
 __all__ = ["ErasedShard", "erase", "key_hash", "write_tombstones"]
@@ -47,7 +47,7 @@ class ErasedShard(NamedTuple):
     """
 
     sha256: str
-    blocks: npt.NDArray[np.uint32]
+    blocks: Uint32s
 
 
 def key_hash(key: bytes) -> str:

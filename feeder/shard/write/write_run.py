@@ -31,7 +31,7 @@ from feeder.shard.write.set_writer import index_path, write_set
 from feeder.shard.write.shard_engine import ShardEngine
 from feeder.shard.write.shard_options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard, read_sample, record_name
-from feeder.system.files import atomic_file, file_sha256, open_regular
+from feeder.system.files import atomic_file, file_sha256, open_regular, read_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
@@ -174,8 +174,7 @@ class Run:
         """Returns the record of a shard that an earlier run finished; None if it must be written."""
         try:
             size = os.stat(self._folder.file(name)).st_size
-            with open(self._folder.part(record_name(name)), "rb", opener=open_regular) as file:
-                written = WrittenShard.from_json(file.read())
+            written = WrittenShard.from_json(read_regular(self._folder.part(record_name(name))))
             ShardIndex(index_path(self._folder.path, name)).check()
         except (FileNotFoundError, FormatError, KeyError, TypeError, ValueError):  # damaged ones are written again
             return None

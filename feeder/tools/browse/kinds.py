@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
+
+from feeder.system.arrays import AnyArray, Bools, Float64s, Int32s, Int64s, Uint8s
 
 __all__ = ["GROUPS", "KINDS", "ORDERS", "fits", "is_unlabelled", "order_of"]
 
@@ -56,7 +55,7 @@ _BOUNDS = {  # of a value: at least the one, and below the other
 _LARGE_PX = 20_000_000
 
 
-def fits(kind: str, orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+def fits(kind: str, orientations: Uint8s, sizes: Int32s) -> Bools:
     """Returns for each image if it is of a kind, bool [N].
 
     Args:
@@ -73,7 +72,7 @@ def fits(kind: str, orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.i
     return np.asarray((low <= value) & (value < high))
 
 
-def order_of(order: str, sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+def order_of(order: str, sizes: Int32s) -> Int64s:
     """Returns the places of images in one of :data:`ORDERS`, int64 [N]; of equals the first comes first.
 
     Args:
@@ -84,12 +83,12 @@ def order_of(order: str, sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     return np.argsort(-value if order in ("largest", "widest") else value, kind="stable")
 
 
-def _aspect(sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+def _aspect(sizes: Int32s) -> Float64s:
     """Returns width by height, float64 [N]."""
     return np.asarray(sizes[:, 1] / np.maximum(sizes[:, 0], 1))
 
 
-def is_unlabelled(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def is_unlabelled(labels: AnyArray) -> Bools:
     """Returns for each label if there is none, bool [N].
 
     Args:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageOps
 
 from feeder import transforms as T
@@ -18,6 +17,7 @@ from feeder.decoders.decode import decode
 from feeder.decoders.targets.annotations import Annotations, decode_boxes, decode_points
 from feeder.decoders.targets.mask import MaskArray, check_mask, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
+from feeder.system.arrays import AnyArray, Uint8s
 from feeder.tools.browse.set_view import SetView
 from feeder.transforms.boxes import Boxes, move_boxes
 from feeder.transforms.moves import upright
@@ -128,19 +128,19 @@ class Pictures:
         return Overlays.of(found, orientation, size, canvas)
 
 
-def _pixels(image: Any) -> npt.NDArray[np.uint8]:
+def _pixels(image: Any) -> Uint8s:
     """Returns a sample's image, uint8 [3, H, W], as [H, W, 3]."""
     return np.ascontiguousarray(image.numpy().transpose(1, 2, 0))
 
 
-def jpeg(pixels: npt.NDArray[np.uint8], quality: int) -> bytes:
+def jpeg(pixels: Uint8s, quality: int) -> bytes:
     """Returns pixels, uint8 [H, W, 3], as a JPEG."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=quality)
     return file.getvalue()
 
 
-def png(pixels: npt.NDArray[np.uint8]) -> bytes:
+def png(pixels: Uint8s) -> bytes:
     """Returns pixels, uint8 [H, W, 3], as a PNG."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", compress_level=1)
@@ -238,14 +238,14 @@ def _with_points(image: Image.Image, points: Annotations) -> Image.Image:
     return drawn
 
 
-def _in_colors(mask: MaskArray) -> npt.NDArray[np.uint8]:
+def _in_colors(mask: MaskArray) -> Uint8s:
     """Returns a mask in the colors in which it is drawn over an image, uint8 [H, W, 3]: class 0 black, 255 white."""
     colors = _PALETTE[mask % len(_PALETTE)]
     colors[mask <= 0], colors[mask == _IGNORED] = 0, 255
     return colors
 
 
-def _with_mask(image: Image.Image, classes: npt.NDArray[Any]) -> Image.Image:
+def _with_mask(image: Image.Image, classes: AnyArray) -> Image.Image:
     pixels = np.asarray(image, np.float32)
     marked = (classes > 0) & (classes != _IGNORED)
     mixed = np.where(marked[..., None], 0.5 * pixels + 0.5 * _PALETTE[classes % len(_PALETTE)], pixels)

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.shard_reader import ShardReader
@@ -21,6 +20,7 @@ from feeder.dataset.taken_down import all_taken_down, stand_in
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.set_index import SetIndex
+from feeder.system.arrays import AnyArray, Bools, Int32s, Int64s, Uint8s
 from feeder.tools.browse.kinds import KINDS, ORDERS, fits, is_unlabelled, order_of
 from feeder.tools.presets import open_dataset
 
@@ -124,7 +124,7 @@ class SetView:
         return len(self.dataset)
 
     @functools.cached_property
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> AnyArray:
         """Labels of all samples, int64 [N], or float32 [N] or [N, K]; of a large set -1."""
         if len(self) > COUNTED:
             return np.broadcast_to(np.int64(-1), len(self))
@@ -178,7 +178,7 @@ class SetView:
         return {name: value for name, value in found.items() if value}
 
     @functools.cached_property
-    def _stored(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    def _stored(self) -> tuple[Uint8s, Int32s]:
         """Orientations, uint8 [N], and upright heights and widths, int32 [N, 2]; of a folder or large set, none."""
         if not isinstance(self.reader, ShardReader) or len(self) > COUNTED:
             return np.empty(0, np.uint8), np.empty((0, 2), np.int32)
@@ -195,7 +195,7 @@ class SetView:
         found = {kind: int(known.sum()) for kind in KINDS if (known := self._known(kind)) is not None}
         return {kind: number for kind, number in found.items() if number or kind != "gone"}
 
-    def _known(self, kind: str) -> npt.NDArray[np.bool_] | None:
+    def _known(self, kind: str) -> Bools | None:
         """Returns for each sample if it is of one of :data:`KINDS`; None if the set's index or folder does not tell."""
         if kind == "gone":
             with self.lock:
@@ -244,7 +244,7 @@ class SetView:
                 found.append(self._row(i, key, path))
         return found, end if end < len(chosen) else None
 
-    def _choose(self, choice: SampleChoice) -> range | npt.NDArray[np.int64]:
+    def _choose(self, choice: SampleChoice) -> range | Int64s:
         """Returns the ids of a choice without a text, in its order."""
         for name, value, names in (
             *(("kind", kind, KINDS) for kind in choice.kinds),
@@ -272,7 +272,7 @@ class SetView:
             found = found[order_of(choice.order, sizes[found])]
         return found
 
-    def _named(self, ids: range | npt.NDArray[np.int64]) -> Iterator[tuple[int, str, str]]:
+    def _named(self, ids: range | Int64s) -> Iterator[tuple[int, str, str]]:
         """Yields id, key and path of samples."""
         if isinstance(ids, range):
             return _names_of(self.reader, ids.start, ids.stop, self.lock)

@@ -6,7 +6,6 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
 from feeder.decoders.decoder import View
@@ -15,6 +14,7 @@ from feeder.decoders.tensors import as_tensor
 from feeder.errors import ArgumentError, FeederError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.buckets import Buckets
+from feeder.system.arrays import Uint8s
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.presets import preset
 from feeder.tools.replayed_run import as_pixels, batch_pixels, loader_of
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     """
 
     ids: list[tuple[int, int]]
-    images: list[list[npt.NDArray[np.uint8]]]
+    images: list[list[Uint8s]]
 
 
 class Training:
@@ -115,7 +115,7 @@ class Training:
             except FeederError:
                 return None
 
-    def crop(self, i: int, seed: int, epoch: int, view: int = 0) -> npt.NDArray[np.uint8]:
+    def crop(self, i: int, seed: int, epoch: int, view: int = 0) -> Uint8s:
         """Returns a view of a sample in an epoch by the run's backend and fidelity, uint8 [H, W, 3].
 
         Raises:
@@ -139,7 +139,7 @@ class Training:
                 error = decoder.decode(found.buffers, found.orientations, [View(recipe, draws, out)]).errors[0]
         if error is not None:
             raise self.dataset.reader.at(error, i)
-        pixels: npt.NDArray[np.uint8] = as_pixels(as_tensor(out, recipe.output_dtype), recipe)[0][0]
+        pixels: Uint8s = as_pixels(as_tensor(out, recipe.output_dtype), recipe)[0][0]
         return pixels
 
     def _recipe_of(self, i: int, epoch: int, view: int) -> Recipe:

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.shard.write.append import append
+    from feeder.shard.write.set_append import append
     from feeder.shard.write.shard_options import ShardOptions
     from feeder.system.progress import terminal_progress
 

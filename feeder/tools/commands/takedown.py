@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.shard.write.takedown import takedown
+    from feeder.shard.write.set_takedown import takedown
     from feeder.system.progress import terminal_progress
 
     keys = [*arguments.keys, *_read_keys(arguments.file)]

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Float64s, Int32s, Uint8s
 
 __all__ = ["BOUNDS", "BUCKETS", "Bounds", "BucketFigures", "Differences", "crop_ratio"]
 
@@ -80,7 +80,7 @@ class Differences:
         self._signed = np.zeros((len(BUCKETS), 3), np.int64)
         self._images = np.zeros(len(BUCKETS), np.int64)
 
-    def add(self, reference: npt.NDArray[np.uint8], found: npt.NDArray[np.uint8], ratio: float) -> None:
+    def add(self, reference: Uint8s, found: Uint8s, ratio: float) -> None:
         """Compares one image.
 
         Args:
@@ -116,7 +116,7 @@ class Differences:
         )
 
 
-def crop_ratio(source_box: npt.NDArray[np.float64], size: npt.NDArray[np.int32]) -> float:
+def crop_ratio(source_box: Float64s, size: Int32s) -> float:
     """Returns the crop-to-target ratio of one image.
 
     Args:

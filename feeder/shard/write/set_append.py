@@ -29,7 +29,7 @@ from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME, Shard
 from feeder.shard.write.sharding import source_opener
 from feeder.shard.write.store_output import locked_output
 from feeder.shard.write.write_run import Run
-from feeder.system.files import atomic_file, file_sha256, open_regular
+from feeder.system.files import atomic_file, file_sha256, open_regular, read_regular
 from feeder.system.progress import Progress
 
 __all__ = ["append"]
@@ -195,9 +195,7 @@ def _complete(folder: OutputFolder) -> None:
     pending = folder.part(_NEXT_MANIFEST)
     if not os.path.exists(pending):
         return
-    with open(pending, "rb", opener=open_regular) as file:
-        expected = json.load(file)["index"]["sha256"]
-    if expected == file_sha256(folder.file(INDEX_NAME)):
+    if json.loads(read_regular(pending))["index"]["sha256"] == file_sha256(folder.file(INDEX_NAME)):
         os.replace(pending, folder.file(MANIFEST_NAME))
         folder.publish(folder.file(MANIFEST_NAME))
 

@@ -31,7 +31,7 @@ from feeder.shard.write.set_copy import SetCopy, at_once
 from feeder.shard.write.set_writer import header_row
 from feeder.shard.write.shard_options import TAKEDOWN_NAME
 from feeder.shard.write.tombstones import ErasedShard, erase, key_hash, write_tombstones
-from feeder.system.files import atomic_file, file_sha256, open_regular
+from feeder.system.files import atomic_file, file_sha256, read_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
@@ -204,8 +204,7 @@ class _Takedown:
 
     def _read_plan(self) -> dict[int, dict[int, str]]:
         try:
-            with open(self._record, "rb", opener=open_regular) as file:
-                shards = json.load(file)["shards"]
+            shards = json.loads(read_regular(self._record))["shards"]
             plan = {int(number): {int(row): str(key) for row, key in rows} for number, rows in shards.items()}
             if not all(0 <= number < self._header.shards for number in plan):
                 raise ValueError("a shard that the set does not have")
