@@ -52,7 +52,7 @@ _ONE = "pip install --no-deps --target {folder}/{name}"
 INSTALL = {
     "torchvision": "make env",
     "dali": "pip install nvidia-dali-cuda130",
-    "pillow": f"{_ONE} pillow",
+    "pillow": f"{_ONE} pillow==12.1.1",  # timm's Posterize asks for 0 bits, which Pillow 13 refuses
     "pillow-simd": f"CC='cc -mavx2' {_ONE} --no-cache-dir --no-binary pillow-simd pillow-simd",
     "timm": f"{_ONE} timm",
     "albumentationsx": "pip install --target {folder}/{name} albumentationsx opencv-python-headless",
@@ -214,16 +214,20 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def overview(results: dict[str, Any]) -> str:
-    """Returns the table of README: images per CPU-second of feeder, and of the best of DALI and of torchvision."""
-    lines = ["| RandomResizedCrop(224), flip, normalize and | packed | seekable | your files | DALI | torchvision |"]
-    lines.append("|---|---:|---:|---:|---:|---:|")
-    for recipe, label in RECIPES.items():
-        rates = results[recipe]["images_per_cpu_s"] if recipe in _SHOWN and recipe in results else {}
+    """Returns the table of README: images per CPU-second of feeder, and of the best contestant of each rival."""
+    names = ("packed", "seekable", "your files", "DALI", "Albumentations", "torchvision")
+    lines = [
+        f"| RandomResizedCrop(224), flip, normalize and | {' | '.join(names)} |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for recipe in _SHOWN:
+        rates = results[recipe]["images_per_cpu_s"] if recipe in results else {}
         cells = [rates[name]["median"] for name in reversed(OURS) if name in rates]
-        for rival in ("DALI", "torchvision"):
-            cells += [max(rate["median"] for name, rate in rates.items() if name.startswith(rival))] if rates else []
+        for rival in ("DALI", "lbumentations", "torchvision") if rates else ():
+            cells.append(max((rate["median"] for name, rate in rates.items() if rival in name), default=None))
         if cells:
-            lines.append(f"| {label} | {' | '.join(f'{cell:,.0f}' for cell in cells)} |")
+            texts = ["–" if cell is None else f"{cell:,.0f}" for cell in cells]
+            lines.append(f"| {RECIPES[recipe]} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
@@ -244,7 +248,6 @@ def main() -> None:
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it asks PyPI for its newest version when it is imported
     results: dict[str, Any] = {}
     rows = [["recipe", "contestant", "workers", "images/CPU-s", "min", "max"]]
-    versions: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="feeder-recipes-") as made:
         images = str(Path(options.images).resolve())
         setting = Setting(images, Path(made), 0, options.image_size, options.batch_size)
@@ -261,9 +264,9 @@ def main() -> None:
                 check(said)
             by_workers = {f"{name}, {workers}": spread(v) for (name, of, workers), v in trials.items() if of == recipe}
             on = {key: machine()[key] for key in ("processor", "commit", "date")}
-            results[recipe] = {**summary(found, recipe), "trials": by_workers, "left_out": reasons, "machine": on}
-            for each in said.values():
-                versions |= each["versions"]
+            versions = {name: version for each in said.values() for name, version in each["versions"].items()}
+            how = {"trials": by_workers, "left_out": reasons, "machine": on, "rivals": versions}
+            results[recipe] = {**summary(found, recipe), **how}
             for name, rate in results[recipe]["images_per_cpu_s"].items():
                 figures = [f"{rate[key]:.0f}" for key in ("median", "min", "max")]
                 rows.append([recipe, name, str(rate["workers"]), *figures])
@@ -271,11 +274,10 @@ def main() -> None:
     if options.only and Path(options.json).exists():
         before = json.loads(Path(options.json).read_text())
         results = {recipe: before[recipe] for recipe in RECIPES if recipe in before} | results
-        versions = before["rivals"] | versions
     print(markdown(results), overview(results), sep="\n\n")
     for line in missed(results):
         print(f"missed: {line}")
-    result = {**results, "rivals": versions, "without": sorted(without), "goals_missed": missed(results)}
+    result = {**results, "without": sorted(without), "goals_missed": missed(results)}
     print(f"written to {save('recipes', result, options.json)}")
 
 
