@@ -43,6 +43,9 @@ class ShownCollate:
     def __class__(self) -> type:  # timm asks for the kind of its own function, and switches it off in later epochs
         return type(self.given)
 
+    def __reduce__(self) -> Any:  # by default the kind that it shows would be made anew
+        return ShownCollate, (self.given, self.lost)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

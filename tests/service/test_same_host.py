@@ -112,7 +112,7 @@ def test_a_part_stays_as_it_is_until_it_is_taken(root: Path, tmp_path: Path) -> 
 
 def test_a_job_gets_no_more_memory_than_its_share(root: Path, tmp_path: Path) -> None:
     """A server of one core has 256 MiB for parts, and these take 48 each: two fit into a half, and five into all."""
-    with contextlib.closing(ServiceServer(tmp_path, root, "--window", "0")) as server:
+    with contextlib.closing(ServiceServer(tmp_path, root, "--window", "0", silence_s=600)) as server:
         greedy, other = LocalPeer(server), LocalPeer(server)
         greedy.ask(work_of(root, size=2048), job="greedy")
         other.ask(work_of(root), job="other")

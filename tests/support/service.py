@@ -22,6 +22,15 @@ from tests.support.processes import wait_until
 __all__ = ["LocalPeer", "Peer", "ServiceServer", "refusal"]
 
 
+_PATIENT = """
+import sys
+from feeder.service import connection
+from feeder.tools.cli import main
+connection._SILENCE_S = {silence_s}
+sys.exit(main())
+"""
+
+
 class ServiceServer:
     """A server.
 
@@ -31,6 +40,8 @@ class ServiceServer:
         options: Further options of ``feeder serve``.
         cores: Number of its processes.
         environment: Further variables of its processes.
+        silence_s: Seconds for which a client may be silent, or keep a part, in place of its own number: for peers
+            without heartbeats on a busy machine.
 
     Attributes:
         service: The loader's argument.
@@ -45,12 +56,14 @@ class ServiceServer:
         *options: str,
         cores: int = 1,
         environment: Mapping[str, str] | None = None,
+        silence_s: float | None = None,
     ) -> None:
         self.path = folder / f"service-{len(list(folder.glob('service-*')))}.json"
         self.service = f"file:{self.path}"
         command = ["serve", "--root", str(root), "--cpus", str(cores), "--file", str(self.path), *options]
         variables = {**os.environ, **(environment or {})}
-        self.process = subprocess.Popen([sys.executable, "-m", "feeder", *command], cwd=ROOT, env=variables)
+        start = ["-m", "feeder"] if silence_s is None else ["-c", _PATIENT.format(silence_s=silence_s)]
+        self.process = subprocess.Popen([sys.executable, *start, *command], cwd=ROOT, env=variables)
         wait_until(lambda: self.path.exists() or self.process.poll() is not None)
         found = json.loads(self.path.read_text())
         ((host, port),) = found["servers"]
@@ -158,7 +171,7 @@ class LocalPeer(Peer):
         super().__init__(server)
         self.connection.close()
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.connection.settimeout(30)
+        self.connection.settimeout(600)
         self.connection.connect(local_name(server.token, server.place[1]))
         self._receiver = Receiver(self.connection, SERVER_LIMITS, takes_descriptors=True)
 
