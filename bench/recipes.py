@@ -46,7 +46,7 @@ from feeder.decoders.registry import dali_is_installed
 from feeder.tools.bench.result_file import interleave, machine, save, spread
 from feeder.tools.terminal import table
 
-__all__ = ["RECIPES", "Key", "better", "main", "markdown", "missing", "overview", "take_turns"]
+__all__ = ["OURS", "RECIPES", "Key", "better", "main", "markdown", "missing", "overview", "take_turns"]
 
 _ONE = "pip install --no-deps --target {folder}/{name}"
 INSTALL = {

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+import feeder
 from bench import decode, decode_builds, ladder, recipes, service_plan, standin, tasks
 from bench.gpu import tables as gpu_tables
 from bench.make_images import make_images
+from feeder import transforms as T
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.tools.bench import show
 from feeder.tools.cli import main, make_parser
@@ -358,6 +360,16 @@ def test_the_tables_of_recipes_are_those_of_the_committed_result() -> None:
     for file, table in (("docs/performance.md", recipes.markdown(found)), ("README.md", recipes.overview(found))):
         assert f"<!-- table: python -m bench.recipes -->\n\n{table}\n\n<!-- end -->" in (ROOT / file).read_text()
     assert found.keys() >= recipes.RECIPES.keys()
+
+    times: dict[str, list[float]] = {name: [] for name in recipes.OURS}
+    for recipe in ("nothing", "jitter", "randaugment", "trivialaugment", "autoaugment", "simclr"):
+        rates = {name: rate["median"] for name, rate in found[recipe]["images_per_cpu_s"].items()}
+        best = max(rate for name, rate in rates.items() if name.startswith("torchvision"))
+        for name, ratios in times.items():
+            ratios.append(rates[name] / best)
+    least = [math.floor(10 * min(ratios)) / 10 for ratios in times.values()]
+    said = re.findall(r"\d+\.\d", str(feeder.explain([T.RandomResizedCrop(224)])))
+    assert [float(number) for number in said] == least
 
 
 def test_the_committed_bytes_from_a_store_are_those_that_were_not_kept() -> None:
