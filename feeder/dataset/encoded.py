@@ -102,7 +102,13 @@ class Encoded:
         """
         data = _read(self.data) if isinstance(self.data, str) else self.data
         orientation, size = header(data)
-        given = [kind.given(_plain(value), orientation) for kind, value in zip(self.kinds, self.targets, strict=True)]
+        given = []
+        for kind, value in zip(self.kinds, self.targets, strict=True):
+            try:
+                plain = _plain(value)
+            except DecodeError as error:
+                raise DecodeError(f"its target {os.fsdecode(value)!r} {error.reason}") from None
+            given.append(kind.given(plain, orientation))
         return OpenedImage(data, self.recipe, orientation, size, self.kinds, given)
 
     def named(self, error: DecodeError, sample: str) -> DecodeError:
@@ -290,11 +296,19 @@ def _kinds_and_values(targets: Iterable[Any]) -> tuple[tuple[Target, ...], tuple
 def _plain(value: Any) -> Any:
     """Returns a target's value as :meth:`TargetValue.given` takes it."""
     if isinstance(value, Mapping):
-        kinds: Any = tuple, np.ndarray, torch.Tensor
-        return {name: np.asarray(each).tolist() if isinstance(each, kinds) else each for name, each in value.items()}
+        return {name: _listed_numbers(each) for name, each in value.items()}
     if isinstance(value, (str, os.PathLike)):
         return _read(os.fsdecode(value))
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
     return value if isinstance(value, bytes) else np.asarray(value)
+
+
+def _listed_numbers(value: Any) -> Any:
+    """Returns an array, tensor or tuple as lists; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else value
 
 
 def _recipe_of(transform: Any, kinds: tuple[Target, ...]) -> tuple[Recipe, tuple[TargetValue, ...]]:
@@ -326,7 +340,7 @@ def _listed(samples: Sequence[Any], *, collate_fn_map: Any = None) -> list[dict[
 def _drawn_batch(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     """Returns the batch of some images, [N, 3, H, W], drawn from torch's random state; also in torch's own loader."""
     pixels, targets = _drawn(images)
-    if not images[0].kinds:
+    if not any(image.kinds for image in images):
         return pixels
     return [pixels, *torch_collate.collate(targets, collate_fn_map=collate_fn_map)]
 

@@ -43,7 +43,6 @@ __all__ = ["MACHINE_ERRORS", "FolderReader", "advice"]
 
 _HEARTBEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
-_MEASURING_THREADS = 32  # disks and file servers answer many reads at a time
 _MEASURED_AT_ONCE = 64
 _LISTED_AT_ONCE = 1 << 13
 MACHINE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
@@ -69,6 +68,8 @@ class FolderReader:
     # uint16, or int32 once a side needs it.
     _sizes: AnyArray | None = None
     _turns: Uint8s | None = None
+
+    measuring_threads = 32  # disks and file servers answer many reads at a time
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class FolderReader:
             self._sizes = np.zeros((len(self), 2), np.uint16)
             self._turns = np.ones(len(self), np.uint8)
         samples = len(self) if ids is None else len(ids)
-        with ThreadPoolExecutor(_MEASURING_THREADS) as pool:
+        with ThreadPoolExecutor(self.measuring_threads) as pool:
             for first in range(0, samples, _LISTED_AT_ONCE):  # map() submits all that it is given at once
                 end = min(samples, first + _LISTED_AT_ONCE)
                 wanted = np.arange(first, end) if ids is None else ids[first:end]

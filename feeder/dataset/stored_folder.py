@@ -15,6 +15,7 @@ from feeder.errors import DecodeError, NotFoundError, SourceError
 from feeder.shard.cache.cache_mirror import CacheMirror, FetchOptions, open_mirror
 from feeder.shard.cache.listed_files import LISTING
 from feeder.shard.cache.presence import IDENTITY_BYTES
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.image_file import MAX_FILE_BYTES, left_out_notes, looks_like_image
 from feeder.shard.source.remote import open_remote_folder
 from feeder.shard.store.open_store import open_store
@@ -25,6 +26,7 @@ from feeder.system.warning import warn
 __all__ = ["StoredFolderReader", "open_stored_folder"]
 
 _END = 1 << 62  # past the end of any file
+_AT_ONCE = 64  # objects that are asked for, and open, together
 
 
 class StoredFolderReader(FolderReader):
@@ -36,6 +38,8 @@ class StoredFolderReader(FolderReader):
         sizes: int64 [N], bytes of the objects.
         given, named: The other arguments of :class:`FolderReader`, after its root.
     """
+
+    measuring_threads = 4  # each keeps files open, and brings many objects at a time
 
     def __init__(self, mirror: CacheMirror, identities: Uint8s, sizes: Int64s, *given: Any, **named: Any) -> None:
         super().__init__(mirror.folder, *given, **named)
@@ -82,14 +86,16 @@ class StoredFolderReader(FolderReader):
         return data, image_info(data)
 
     def _bring(self, ids: Int64s) -> None:
-        """Has images brought into the mirror, all in one go."""
-        self.mirror.need([(self.path(i), 0, _END) for i in ids.tolist() if self._bytes[i] <= MAX_FILE_BYTES])
+        """Has images brought into the mirror, many in one go."""
+        wants = [(self.path(i), 0, _END) for i in ids.tolist() if self._bytes[i] <= MAX_FILE_BYTES]
+        for first in range(0, len(wants), _AT_ONCE):
+            self.mirror.need(wants[first : first + _AT_ONCE])
 
 
 def _bytes_of(mirror: CacheMirror, name: str, expected: bytes = b"") -> bytes:
     """Returns the bytes of an object; ChangedError if it is not the one that was listed."""
     mirror.need([(name, 0, _END)])
-    descriptor = mirror.open(name, expected)
+    descriptor = mirror.open(name, expected)  # its position is shared
     try:
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     finally:
@@ -118,8 +124,16 @@ def open_stored_folder(
     store = open_store(mirror.options.url, allow_http=mirror.options.allow_http)
     entries = [Entry(key, size, modified_ns=modified) for key, size, modified, _ in listed]
     source = open_remote_folder(store, entries, targets)
+    keys = {entry.key for entry in entries}
+    if INDEX_NAME in keys:
+        raise SourceError(f"{mirror.place}: this is a shard set; read it with ShardDataset")
     if source.classes is None:
         raise SourceError(f"{mirror.place}: expected a folder for each class, found none; shard flat folders first")
+    if all(not keys.isdisjoint((f"{name}.parquet", f"{name}_stats.json")) for name in source.classes):
+        raise SourceError(
+            f"{mirror.place}: its folders, such as {source.classes[0]}, are shards of img2dataset and no classes: "
+            "feeder shard reads them"
+        )
 
     table = source.table
     paths = [(i, os.fsdecode(table.path(i))) for i in range(len(table))]

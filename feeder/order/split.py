@@ -18,7 +18,7 @@ __all__ = ["Split", "ordered_batches"]
 _ORDERED_AT_ONCE = 2048
 
 
-@dataclass
+@dataclass(eq=False)
 class Split:
     """Divides an epoch's positions among steps and ranks.
 

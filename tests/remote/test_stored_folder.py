@@ -123,6 +123,14 @@ def test_what_is_no_folder_of_class_folders_says_so(
         opened("nothing")
     with pytest.raises(SourceError, match="expected a folder for each class"):
         opened("images/class-0")
+    bucket.put("set/index.bin", b"")
+    bucket.put("set/a/b.tar", b"")
+    with pytest.raises(SourceError, match="this is a shard set"):
+        opened("set")
+    for key in ("00000/0.jpg", "00000_stats.json", "00001/1.jpg", "00001.parquet"):
+        bucket.put(f"downloads/{key}", encode(pixels(1)))
+    with pytest.raises(SourceError, match="are shards of img2dataset and no classes"):
+        opened("downloads")
     bucket.put("images/empty/notes", b"no image")
     with pytest.raises(SourceError, match="empty: found no image in this class folder"):
         opened("images")

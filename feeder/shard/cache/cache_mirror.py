@@ -14,6 +14,7 @@ from typing import Any
 
 from feeder.errors import ArgumentError, NotFoundError, StoreError
 from feeder.shard.cache.link import Link
+from feeder.shard.cache.listed_files import LISTING
 from feeder.shard.cache.places import identity, mirror_folder
 from feeder.shard.cache.presence import Presence, boot_id, record_path
 from feeder.shard.cache.waits import waits
@@ -306,7 +307,7 @@ def open_mirror(options: FetchOptions, cache_dir: str | os.PathLike[str] | None)
     place, index = Url.parse(options.url), options.index
 
     path, _, query = options.url.partition("?")
-    if place.prefix.endswith(".bin"):
+    if place.prefix.endswith(".bin") and index != LISTING:
         place, index = place.parent(), place.name
         path = path.rstrip("/").rpartition("/")[0]
     url = f"{path}?{query}" if query else path

@@ -195,3 +195,17 @@ def test_inputs_stay_as_they_are() -> None:
         assert found["labels"].tolist() == [3]
     assert given.keys() == {"boxes", "labels"}
     assert torch.is_tensor(given["boxes"])
+
+
+def test_a_target_that_can_not_be_read_is_named_not_the_image(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(members(0)["png"])
+    sample = feeder.Encoded(tmp_path / "a.png", WARPED, targets=[(T.Mask(), tmp_path / "gone.png")])
+    with pytest.raises(DecodeError, match=r"its target '.*gone\.png' can't be read: No such file"):
+        sample.decode()
+
+
+def test_targets_that_only_some_samples_of_a_batch_have_are_not_lost() -> None:
+    image, mask = members(0)["png"], members(0)["seg.png"]
+    samples = [feeder.Encoded(image, WARPED), feeder.Encoded(image, WARPED, targets=[(T.Mask(), mask)])]
+    with pytest.raises(RuntimeError, match="equal size"):
+        torch.utils.data.default_collate(samples)
