@@ -26,7 +26,7 @@ _PATIENT = """
 import sys
 from feeder.service import connection
 from feeder.tools.cli import main
-connection._SILENCE_S = {silence_s}
+connection._SILENCE_S = connection._HELLO_S = {silence_s}
 sys.exit(main())
 """
 
@@ -40,8 +40,8 @@ class ServiceServer:
         options: Further options of ``feeder serve``.
         cores: Number of its processes.
         environment: Further variables of its processes.
-        silence_s: Seconds for which a client may be silent, or keep a part, in place of its own number: for peers
-            without heartbeats on a busy machine.
+        silence_s: Seconds for which a client may be silent, from its first word on, or keep a part, in place of its
+            own number: for peers without heartbeats on a busy machine.
 
     Attributes:
         service: The loader's argument.
