@@ -301,14 +301,14 @@ def _plain(value: Any) -> Any:
         return _read(os.fsdecode(value))
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy()
-    return value if isinstance(value, bytes) else np.asarray(value)
+    return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else np.asarray(value)
 
 
 def _listed_numbers(value: Any) -> Any:
-    """Returns an array, tensor or tuple as lists; anything else as it is."""
-    if isinstance(value, torch.Tensor):
+    """Returns an array, tensor or tuple as a list; anything else as it is."""
+    if isinstance(value, (np.ndarray, torch.Tensor)):
         return value.tolist()
-    return np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else value
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _recipe_of(transform: Any, kinds: tuple[Target, ...]) -> tuple[Recipe, tuple[TargetValue, ...]]:

@@ -8,6 +8,7 @@ Note [Loaders made of another's attributes]
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -41,7 +42,7 @@ class ShownCollate:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # timm asks for the kind of its own function, and switches it off in later epochs
-        return type(self.given)
+        return ShownCollate if inspect.isroutine(self.given) else type(self.given)
 
     def __reduce__(self) -> Any:  # by default the kind that it shows would be made anew
         return ShownCollate, (self.given, self.lost)

@@ -657,6 +657,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         An epoch that has begun goes on. ultralytics' trainer calls it.
         """
         self._iterator = None
+        if self._fast is not None:
+            self._fast.retire()
 
     def _stage_words(self) -> Int64s:
         """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""

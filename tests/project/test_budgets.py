@@ -23,7 +23,7 @@ STATEMENTS = {
     "dataset": 2_810,
     "decoders": 3_616,
     "fields": 353,
-    "loader": 8_137,
+    "loader": 8_138,
     "order": 1_344,
     "service": 1_583,
     "shard": 8_627,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 4_539,
     "transforms": 2_586,
 }
-TOKENS = 453_924
+TOKENS = 453_974
 OWN_PARAMETERS = 15
 DENSE = 17
 

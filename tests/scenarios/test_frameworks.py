@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 import warnings
@@ -601,6 +602,31 @@ def test_a_reset_has_the_next_epoch_take_the_dataset_as_it_is() -> None:
     seen += [batch.tolist() for batch in first]
     assert seen == [[0, 0], [0, 0]]
     assert [batch.tolist() for batch in loader] == [[1, 1], [1, 1]]
+
+
+class _Told:
+    value = 0
+
+    def __call__(self, samples: Any) -> int:
+        return self.value
+
+
+def test_a_reset_has_workers_take_the_collate_function_as_it_is(shards: Path) -> None:
+    """On feeder's path, too."""
+    told = _Told()
+    loader = DataLoader(_dataset("shards", shards), 8, collate_fn=told, num_workers=1, persistent_workers=True)
+    assert {*loader} == {0}
+    told.value = 1
+    assert {*loader} == {0}
+    loader.reset()
+    assert {*loader} == {1}
+
+
+def test_a_shown_collate_function_is_told_from_a_plain_one(shards: Path) -> None:
+    """cloudpickle and others look at the code of what says that it is a function."""
+    shown = DataLoader(_dataset("shards", shards), 8).collate_fn
+    assert not inspect.isroutine(shown)
+    assert [*inspect.signature(shown).parameters] == ["samples"]
 
 
 def test_collate_function_that_frameworks_pass_on_is_torchs_default(shards: Path) -> None:

@@ -142,10 +142,10 @@ class FastPath:
             self.unseeded = self.unseeded.with_seed(seed)
             self._sizes = dataclasses.replace(self._sizes, seed=seed)
             self.work.reseed(seed)
-            self._retire()  # whose workers, and jobs of a service, have the work as it was
+            self.retire()  # whose workers, and jobs of a service, have the work as it was
         return self.unseeded
 
-    def _retire(self) -> None:
+    def retire(self) -> None:
         """Has the next epoch begin with other workers."""
         if self._engine is not None:
             self._engine.retire()
@@ -244,7 +244,7 @@ class FastPath:
         if not np.array_equal(left_out, self.work.left_out):
             self.work.left_out = left_out
             if self.work.skip:  # and workers have the work as it was
-                self._retire()
+                self.retire()
 
     def iterate(self, options: LoaderOptions, owner: object) -> FastIterator:
         """Returns the iterator over the next epoch, or over the rest of the one that was loaded.
@@ -255,7 +255,7 @@ class FastPath:
         """
         if options.worker_init_fn is not self.options.worker_init_fn:  # as Lightning sets it
             self._worker_init = self._init_by(options)
-            self._retire()
+            self.retire()
         self.options = options
         self._follow_dataset()
         self._leave_out(options.skip)
@@ -369,7 +369,7 @@ class FastPath:
         if self.options.collate_fn is None and (reason := sizeless(source, sizes)) is not None:
             raise ArgumentError(f"the dataset's transform was changed, and {reason}; or make another loader")
         self._take(source)
-        self._retire()
+        self.retire()
 
     def set_epoch(self, epoch: int) -> None:
         """See :meth:`feeder.DataLoader.set_epoch`."""

@@ -35,8 +35,6 @@ __all__ = ["DrawnAhead", "ReadAhead"]
 
 _log = logging.getLogger("feeder")
 
-Int64s = Int64s
-
 RANGE_BYTES = 8 << 20
 _CHUNK_SAMPLES = 4096  # that are looked up together
 _TOGETHER = 8  # that part of what is looked ahead is planned together

@@ -115,7 +115,7 @@ class Work:
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "meter"}
         # The table takes 4 bytes a sample.
-        made: dict[str, Any] = {"_decoder": None, "_made_splits": {}, "_runners": {}}
+        made: dict[str, Any] = {"_decoder": None, "_made_splits": {}, "_runners": {}, "_apart": None}
         return state | made | {"table": self.table if self.skip else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

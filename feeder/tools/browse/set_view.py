@@ -20,6 +20,7 @@ from feeder.dataset.taken_down import all_taken_down, stand_in
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.set_index import SetIndex
+from feeder.shard.store.url import is_remote
 from feeder.system.arrays import AnyArray, Bools, Int32s, Int64s, Uint8s
 from feeder.tools.browse.kinds import KINDS, ORDERS, fits, is_unlabelled, order_of
 from feeder.tools.presets import open_dataset
@@ -43,7 +44,7 @@ class SampleChoice(NamedTuple):
 
     Attributes:
         label: A label; None for all.
-        text: Text in the name of the class, key, path or caption, in any case; empty for all.
+        text: Text in the name of the class, key, path or, of a local set, caption, in any case; empty for all.
         kinds: Some of :data:`KINDS` of :mod:`feeder.tools.browse.kinds`.
         ids: Ids; empty for all.
         order: One of :data:`ORDERS` of :mod:`feeder.tools.browse.kinds`; empty for that of the set.
@@ -230,7 +231,7 @@ class SetView:
         wanted, found = choice.text.lower(), list[Row]()
         labels = [each.label for each in self.classes if wanted in each.name.lower()]
         is_of_class = np.isin(self.labels, labels) if labels else None
-        has_captions = _CAPTION in self.reader.field_names()
+        has_captions = _CAPTION in self.reader.field_names() and not is_remote(self.path)
         end = min(first + (SEARCHED if isinstance(chosen, range) and not has_captions else CHOSEN), len(chosen))
         for place, (i, key, path) in enumerate(self._named(chosen[first:end]), first):
             if (

@@ -209,3 +209,17 @@ def test_targets_that_only_some_samples_of_a_batch_have_are_not_lost() -> None:
     samples = [feeder.Encoded(image, WARPED), feeder.Encoded(image, WARPED, targets=[(T.Mask(), mask)])]
     with pytest.raises(RuntimeError, match="equal size"):
         torch.utils.data.default_collate(samples)
+
+
+def test_values_of_a_target_stay_as_they_are() -> None:
+    given = {"boxes": torch.ones(1, 4, dtype=torch.bfloat16), "labels": (3,), "names": ("cat",), "mixed": ((1, "b"),)}
+    sample = feeder.Encoded(members(0)["png"], WARPED, targets=[(T.BoundingBoxes(), given)])
+    _, boxes = sample.decode()
+    assert (boxes["labels"].tolist(), boxes["names"], boxes["mixed"]) == ([3], ["cat"], [(1, "b")])
+    mask = members(0)["seg.png"]
+    masks = [
+        feeder.Encoded(members(0)["png"], T.Compose([T.Resize((20, 20))]), targets=[(T.Mask(), kind(mask))]).decode()[1]
+        for kind in (bytes, bytearray, memoryview)
+    ]
+    assert torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[0], masks[2])

@@ -1,7 +1,7 @@
 // Keys: left and right turn pages, / goes to the search.
 "use strict";
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input:not([type=checkbox]), select, textarea")) return;
   const rel = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
   const link = rel && document.querySelector(`a[rel=${rel}]`);
   if (link) link.click();
@@ -15,12 +15,13 @@ document.addEventListener("keydown", (event) => {
 const bar = document.querySelector(".ticked");
 if (bar) {
   const place = `feeder ${bar.dataset.set}`;
-  const lists = JSON.parse(localStorage.getItem(place) || "{}");
+  let lists = {};
   const boxes = [...document.querySelectorAll("[data-id]")];
   const list = () => (lists[bar.tag.value] ??= {});
   let last = null;
 
   const show = () => {
+    lists = JSON.parse(localStorage.getItem(place) || "{}");  // other pages may have changed it
     const number = Object.keys(list()).length;
     bar.querySelector("output").value = `${number.toLocaleString("en")} sample${number === 1 ? "" : "s"}`;
     for (const name of ["show", "keys", "ids", "save", "clear"]) bar[name].disabled = !number;
@@ -37,6 +38,7 @@ if (bar) {
   boxes.forEach((box, number) => {
     box.hidden = false;
     box.addEventListener("click", (event) => {
+      lists = JSON.parse(localStorage.getItem(place) || "{}");
       const from = event.shiftKey && last !== null ? last : number;  // with shift: all from the last one to this
       for (const each of boxes.slice(Math.min(from, number), Math.max(from, number) + 1)) {
         if (box.checked) list()[each.dataset.id] = each.dataset.key;
@@ -69,6 +71,7 @@ if (bar) {
   });
   bar.tag.value = localStorage.getItem(`${place} list`) || "ticked";
   bar.tag.addEventListener("change", keep);
+  window.addEventListener("pageshow", show);
+  window.addEventListener("storage", show);
   bar.hidden = false;
-  show();
 }
