@@ -102,6 +102,24 @@ def _bytes_of(mirror: CacheMirror, name: str, expected: bytes = b"") -> bytes:
         os.close(descriptor)
 
 
+def _checked_classes(place: str, keys: set[str], classes: list[str] | None) -> list[str]:
+    """Returns the classes of a folder with these objects.
+
+    Raises:
+        SourceError: if its folders are none.
+    """
+    if INDEX_NAME in keys:
+        raise SourceError(f"{place}: this is a shard set; read it with ShardDataset")
+    if classes is None:
+        raise SourceError(f"{place}: expected a folder for each class, found none; shard flat folders first")
+    if all(not keys.isdisjoint((f"{name}.parquet", f"{name}_stats.json")) for name in classes):
+        raise SourceError(
+            f"{place}: its folders, such as {classes[0]}, are shards of img2dataset and no classes: "
+            "feeder shard reads them"
+        )
+    return classes
+
+
 def open_stored_folder(
     options: FetchOptions, cache_dir: str | os.PathLike[str] | None, *, exif: bool, targets: tuple[str, ...]
 ) -> StoredFolderReader:
@@ -124,32 +142,23 @@ def open_stored_folder(
     store = open_store(mirror.options.url, allow_http=mirror.options.allow_http)
     entries = [Entry(key, size, modified_ns=modified) for key, size, modified, _ in listed]
     source = open_remote_folder(store, entries, targets)
-    keys = {entry.key for entry in entries}
-    if INDEX_NAME in keys:
-        raise SourceError(f"{mirror.place}: this is a shard set; read it with ShardDataset")
-    if source.classes is None:
-        raise SourceError(f"{mirror.place}: expected a folder for each class, found none; shard flat folders first")
-    if all(not keys.isdisjoint((f"{name}.parquet", f"{name}_stats.json")) for name in source.classes):
-        raise SourceError(
-            f"{mirror.place}: its folders, such as {source.classes[0]}, are shards of img2dataset and no classes: "
-            "feeder shard reads them"
-        )
+    classes = _checked_classes(mirror.place, {entry.key for entry in entries}, source.classes)
 
     table = source.table
     paths = [(i, os.fsdecode(table.path(i))) for i in range(len(table))]
     images = sorted((table.label(i), *os.path.split(path)) for i, path in paths if looks_like_image(path))
     labels = np.array([label for label, *_ in images], np.int64)
-    for label, of_class in enumerate(np.bincount(labels, minlength=len(source.classes)).tolist()):
+    for label, of_class in enumerate(np.bincount(labels, minlength=len(classes)).tolist()):
         if not of_class:
             raise SourceError(
-                f"{mirror.place}/{source.classes[label]}: found no image in this class folder: remove the folder, or "
+                f"{mirror.place}/{classes[label]}: found no image in this class folder: remove the folder, or "
                 "add images"
             )
     others = [path for _, path in paths if not looks_like_image(path)]
     kinds = {"object without the extension of an image": others} if others else {}
     for note in (
         *left_out_notes(mirror.place, source.left_out | kinds),
-        *advice(mirror.place, source.classes, source.likely_members, len(images)),
+        *advice(mirror.place, classes, source.likely_members, len(images)),
     ):
         warn(note)
 
@@ -165,6 +174,6 @@ def open_stored_folder(
         np.cumsum([0, *map(len, encoded)]).astype(np.uint64),
         labels,
         exif=exif,
-        classes=source.classes,
+        classes=classes,
         members=tuple(sorted(table.fields)),
     )

@@ -194,7 +194,8 @@ class Fetcher:
                 try:
                     answer = self._answer(client, json.loads(data))
                 except FeederError as error:
-                    self._has_failed |= client in self._clients  # else it was given up
+                    is_missing = isinstance(error, NotFoundError)  # by whatever credentials
+                    self._has_failed |= client in self._clients and not is_missing  # else it was given up
                     answer = {"error": type(error).__name__, "text": str(error)}
                 except Exception as error:
                     self._has_failed = True
