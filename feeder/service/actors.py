@@ -33,7 +33,7 @@ NAMESPACE = "feeder"
 _ANNOUNCE_S = 1.0
 _SILENCE_S = 5.0
 _COPIES = 8  # of the addresses, each at another server
-_START_S, _AGAIN_S = 30.0, 30.0  # for a server to start, and until it is tried again
+_START_S, _AGAIN_S = 90.0, 30.0  # for a server to start on a busy machine, and until it is looked at or tried again
 _FORGET_S = 600.0  # after which a node that is lost is not shown any more
 
 
@@ -140,7 +140,7 @@ class Registry:
 
         for node, (actor, started, since_s) in list(self._actors.items()):
             heard_s = heard.get(node, -math.inf)
-            if now - heard_s < _START_S:
+            if now - heard_s < _AGAIN_S:
                 continue
             if since_s < heard_s:  # it was there, and may have ended for good
                 self._actors[node] = actor, actor.status.remote(), now
