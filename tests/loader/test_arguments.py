@@ -90,7 +90,17 @@ def test_loaders_show_what_they_are(tmp_path: Path) -> None:
 
 
 def test_public_attributes_are_those_for_users(shards: Path) -> None:
-    methods = {"close", "load_state_dict", "options", "replay", "samples_of", "set_epoch", "span_of", "state_dict"}
+    methods = {
+        "close",
+        "load_state_dict",
+        "options",
+        "replay",
+        "reset",
+        "samples_of",
+        "set_epoch",
+        "span_of",
+        "state_dict",
+    }
     methods |= {"stats", "steps_of", "worker_pids"}
     dataset = ShardDataset(shards, CROP_AND_FLIP)
     for loader in (DataLoader(dataset, batch_size=4), DataLoader(range(9))):
