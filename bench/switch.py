@@ -5,10 +5,10 @@ on one core with all that it starts, workers included, on the same JPEGs (linked
 long), and once on shards of them. Each is measured without and with one worker, and the better counts.
 
     python -m bench.switch --images IMAGES [--rivals DIR] [--only SCRIPTS] [--workers 0,1] [--core 0] [--repeats 9]
-        [--seconds 3] [--json OUT] [--page docs/switching.md]
+        [--seconds 3] [--json OUT]
 
---page writes the result's table into the page. Where torchvision can't be imported without help, as beside a torch for
-the CPU alone, dino is measured without workers: its functions are of a module that imports torchvision, in workers too.
+Where torchvision can't be imported without help, as beside a torch for the CPU alone, dino is measured without workers:
+its functions are of a module that imports torchvision, in workers too.
 
 --rivals is bench/recipes.py's folder, for pillow-simd and timm; the script names the commands that install them.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import sys
 import tempfile
@@ -32,10 +31,9 @@ from bench.task_feeds.setting import Setting
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
 
-__all__ = ["main", "many", "with_table"]
+__all__ = ["main", "many", "passage"]
 
 GOALS = {FOLDER: 3.5, SHARDS: 6.0}
-_TITLE = "\n## Measured\n"
 _EPOCH = 10_000  # images, so that an epoch's beginning does not count
 
 
@@ -103,22 +101,21 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def with_table(page: str, result: dict[str, Any]) -> str:
-    """Returns the text of docs/switching.md with a saved result's table as its last section."""
-    machine = result["machine"]
-    text = (
-        f"Images per CPU-second on one core of {machine['processor']}, without the model's step and with the CPU time\n"
-        "of workers, each script with the better of no worker and one. Scripts have the shape of the public ones.\n"
-        "Multiples are of the script as it is, in the same run, and lines are those that change\n"
-        "([result](../bench/results/switch.json)):\n"
+def passage(result: dict[str, Any]) -> str:
+    """Returns the section of docs/switching.md."""
+    return (
+        "## Measured\n\n"
+        f"Images per CPU-second on one core of {result['machine']['processor']}, without the model's step and with\n"
+        "the CPU time of workers, each script with the better of no worker and one. Scripts have the shape of the\n"
+        "public ones. Multiples are of the script as it is, in the same run, and lines are those that change\n"
+        f"([result](../bench/results/switch.json)):\n\n{markdown(result)}"
     )
-    return f"{page.partition(_TITLE)[0].rstrip()}\n{_TITLE}\n{text}\n{markdown(result)}\n"
 
 
 def main() -> None:
     smoke: dict[str, Any] = {"only": "own_dataset", "workers": "0", "core": min(os.sched_getaffinity(0)), "repeats": 1}
     smoke |= {"seconds": 0.01, "image_size": 32, "batch_size": 4, "epoch": 16}
-    extent: dict[str, Any] = {"page": "", "workers": "0,1", "core": 0, "repeats": 9, "seconds": 3.0, "epoch": _EPOCH}
+    extent: dict[str, Any] = {"workers": "0,1", "core": 0, "repeats": 9, "seconds": 3.0, "epoch": _EPOCH}
     options = arguments(
         __doc__, "switch", smoke, images=None, rivals="rivals", only="", image_size=224, batch_size=64, **extent
     )
@@ -150,11 +147,7 @@ def main() -> None:
     print(markdown(results))
     for line in missed(results):
         print(f"missed: {line}")
-    written = save("switch", {**results, "goals_missed": missed(results)}, options.json)
-    print(f"written to {written}")
-    if options.page:
-        page = Path(options.page)
-        page.write_text(with_table(page.read_text(), json.loads(Path(written).read_text())))
+    print(f"written to {save('switch', {**results, 'goals_missed': missed(results)}, options.json)}")
 
 
 if __name__ == "__main__":

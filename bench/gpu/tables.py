@@ -22,14 +22,25 @@ from bench import ladder
 from bench.gpu import cuda, feed, train
 from feeder.tools.bench.result_file import processor_name
 
-__all__ = ["MARKS", "NO_REASON", "RESULTS", "Goal", "documents", "faults", "goals", "markdown", "read", "sentence"]
+__all__ = [
+    "MARKS",
+    "NO_REASON",
+    "RESULTS",
+    "Goal",
+    "documents",
+    "faults",
+    "filled",
+    "goals",
+    "markdown",
+    "read",
+    "sentence",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results/gpu"
 NO_REASON = "REASON MISSING"
 NOTHING = "No results are committed."
 MARKS = ("goals", "reasons", "tables", "sentence")
-_MARKED = re.compile(rf"(<!-- ({'|'.join(MARKS)}): python -m bench\.gpu\.tables -->\n)(.*?)(<!-- end -->\n)", re.S)
 _REASON = re.compile(r"^- \*\*(.+?)\*\*: (.+(?:\n  .+)*)", re.MULTILINE)
 
 Results = Mapping[str, dict[str, Any]]
@@ -386,23 +397,36 @@ def sentence(results: Results) -> str:
     return textwrap.fill(f"On an {gpus} {'. '.join(said)} ([GPU](docs/gpu.md#measured)).", 120, break_on_hyphens=False)
 
 
+def filled(page: str, script: str, make: Callable[[str, str], str]) -> str:
+    """Returns a page with the blocks of a script.
+
+    Args:
+        page: The text.
+        script: The script's module.
+        make: Returns a block's text by its name and the text that it had; empty for none.
+    """
+    block = re.compile(rf"(<!-- ([\w ]+): python -m {re.escape(script)} -->\n)(.*?)(<!-- end -->\n)", re.S)
+
+    def made(found: re.Match[str]) -> str:
+        inner = make(found[2], found[3])
+        return found[1] + (f"\n{inner}\n\n" if inner else "") + found[4]
+
+    return block.sub(made, page)
+
+
 def documents(results: Results, root: Path = ROOT) -> dict[Path, str]:
     """Returns the documents with tables, reasons and sentence of some results, by path."""
-    found = {}
-    for path in (root / "docs/gpu.md", root / "README.md"):
-
-        def filled(mark: re.Match[str]) -> str:
-            parts = {
-                "goals": lambda: _goals(results),
-                "reasons": lambda: _reasons(mark[3], results),
-                "tables": lambda: markdown(results),
-                "sentence": lambda: sentence(results),
-            }
-            inner = parts[mark[2]]()
-            return mark[1] + (f"\n{inner}\n\n" if inner else "") + mark[4]
-
-        found[path] = _MARKED.sub(filled, path.read_text(encoding="utf-8"))
-    return found
+    parts: dict[str, Callable[[str], str]] = {
+        "goals": lambda _: _goals(results),
+        "reasons": lambda before: _reasons(before, results),
+        "tables": lambda _: markdown(results),
+        "sentence": lambda _: sentence(results),
+    }
+    paths = (root / "docs/gpu.md", root / "README.md")
+    return {
+        path: filled(path.read_text(encoding="utf-8"), "bench.gpu.tables", lambda name, before: parts[name](before))
+        for path in paths
+    }
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,7 +39,7 @@ from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s, Uint64s
 from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
-__all__ = ["MACHINE_ERRORS", "FolderReader", "advice"]
+__all__ = ["MACHINE_ERRORS", "ClassFiles", "FolderReader", "gathered"]
 
 _HEARTBEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
@@ -316,53 +316,64 @@ class FolderReader:
             skipped.setdefault(kind, []).append(path)
 
         classes = _classes(root, leave_out)
-        data = bytearray()
-        starts: list[int] = [0]
-        labels: list[int] = []
-        members: set[str] = set()
-        likely: dict[str, list[str]] = {}
-        is_labelled = not are_downloads(root, classes)
-        if not is_labelled:
-            warn(downloads_note(root, classes))
-
-        for label, name in enumerate(classes):
-            for folder, (files, fields) in _listed(root, name, targets, leave_out, is_labelled):
-                members |= fields
-                for file, field in likely_members(files).items():
-                    likely.setdefault(field, []).append(os.path.join(folder, file))
-                for file in files:
-                    data += os.fsencode(os.path.join(folder, file))
-                    starts.append(len(data))
-                    labels.append(label if is_labelled else -1)
-
-        if not labels:
-            raise SourceError(f"{root}: found no image in the folders of img2dataset; its _stats.json say why")
-        for note in (*left_out_notes(root, skipped), *advice(root, classes, likely, len(labels))):
-            warn(note)
-
-        arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
-        named = tuple(sorted(members - {"key", "path", *NUMBER_FIELDS}))
-        return cls(root, *arrays, exif=exif, classes=classes if is_labelled else None, members=named)
+        listed = (_files(root, name, targets, leave_out) for name in classes)
+        given, named = gathered(root, classes, listed, skipped, is_labelled=not are_downloads(root, classes))
+        return cls(root, *given, exif=exif, **named)
 
 
-def _listed(
-    root: str,
-    name: str,
-    targets: tuple[str, ...],
-    leave_out: Callable[[str, str], None],
+ClassFiles = Mapping[str, tuple[list[str], set[str]]]  # images, sorted, and names of members of each folder of a class
+
+
+def gathered(
+    place: str,
+    classes: list[str],
+    listed: Iterable[ClassFiles],
+    skipped: Mapping[str, Sequence[str]],
+    *,
     is_labelled: bool,
-) -> list[tuple[str, tuple[list[str], set[str]]]]:
-    """Returns the folders of a class, sorted, each with its images and the fields of its other files.
+) -> tuple[tuple[Uint8s, Uint64s, Int64s], dict[str, Any]]:
+    """Returns the arguments of :class:`FolderReader` that class folders give, but for its root and ``exif``.
+
+    Args:
+        place: The root, for words.
+        classes: Names of the class folders, sorted.
+        listed: The files of each.
+        skipped: Paths that are left out, by their kind, once all are listed.
+        is_labelled: False for folders that are no classes.
 
     Raises:
-        SourceError: if a class that labels its images has none.
+        SourceError: if a class has no image.
+
+    Warns:
+        UserWarning: as :meth:`FolderReader.scan`.
     """
-    found = _files(root, name, targets, leave_out)
-    if is_labelled and not any(files for files, _ in found.values()):
-        raise SourceError(
-            f"{os.path.join(root, name)}: found no image in this class folder: remove the folder, or add images"
-        )
-    return sorted(found.items())
+    if not is_labelled:
+        warn(downloads_note(place, classes))
+    data = bytearray()
+    starts, labels = [0], list[int]()
+    members: set[str] = set()
+    likely: dict[str, list[str]] = {}
+
+    for label, (name, folders) in enumerate(zip(classes, listed, strict=True)):
+        if is_labelled and not any(files for files, _ in folders.values()):
+            where = f"{place.rstrip('/')}/{name}"
+            raise SourceError(f"{where}: found no image in this class folder: remove the folder, or add images")
+        for folder, (files, fields) in sorted(folders.items()):
+            members |= fields
+            for file, field in likely_members(files).items():
+                likely.setdefault(field, []).append(os.path.join(folder, file))
+            for file in files:
+                data += os.fsencode(os.path.join(folder, file))
+                starts.append(len(data))
+                labels.append(label if is_labelled else -1)
+
+    if not labels:
+        raise SourceError(f"{place}: found no image in the folders of img2dataset; its _stats.json say why")
+    for note in (*left_out_notes(place, skipped), *_advice(place, classes, likely, len(labels))):
+        warn(note)
+    arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
+    named = tuple(sorted(members - {"key", "path", *NUMBER_FIELDS}))
+    return arrays, {"classes": classes if is_labelled else None, "members": named}
 
 
 def _classes(root: str, leave_out: Callable[[str, str], None]) -> list[str]:
@@ -382,7 +393,7 @@ def _classes(root: str, leave_out: Callable[[str, str], None]) -> list[str]:
     return classes
 
 
-def advice(root: str, classes: Sequence[str], likely: Mapping[str, Sequence[str]], samples: int) -> Iterator[str]:
+def _advice(root: str, classes: Sequence[str], likely: Mapping[str, Sequence[str]], samples: int) -> Iterator[str]:
     """Yields words about class folders that look like splits, and about images that look like members."""
     if found := splits_advice(root, classes):
         yield found

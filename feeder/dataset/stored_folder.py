@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from feeder.dataset.folder_reader import FolderReader, advice
+from feeder.dataset.folder_reader import ClassFiles, FolderReader, gathered
 from feeder.dataset.reader import ReadSamples, Wanted
 from feeder.decoders.image_header import ImageInfo, image_info
-from feeder.errors import DecodeError, NotFoundError, SourceError
+from feeder.errors import DecodeError, SourceError
 from feeder.shard.cache.cache_mirror import CacheMirror, FetchOptions, open_mirror
 from feeder.shard.cache.listed_files import LISTING
 from feeder.shard.cache.presence import IDENTITY_BYTES
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.source.image_file import MAX_FILE_BYTES, left_out_notes, looks_like_image
-from feeder.shard.source.remote import open_remote_folder
-from feeder.shard.store.open_store import open_store
+from feeder.shard.source.class_folders import are_downloads
+from feeder.shard.source.image_file import MAX_FILE_BYTES, looks_like_image
+from feeder.shard.source.remote import folders_of
+from feeder.shard.source.siblings import member_names
 from feeder.shard.store.store import Entry
 from feeder.system.arrays import Int32s, Int64s, Uint8s
-from feeder.system.warning import warn
 
 __all__ = ["StoredFolderReader", "open_stored_folder"]
 
 _END = 1 << 62  # past the end of any file
 _AT_ONCE = 64  # objects that are asked for, and open, together
+_STRAY = "object without the extension of an image"
+
+
+class _Objects:
+    """Sizes and identities of the objects of a listing by their keys; 32 bytes each, as each worker has them.
+
+    Args:
+        listed: Key, size, time and identity of each, see :data:`LISTING`.
+    """
+
+    def __init__(self, listed: Sequence[Sequence[Any]]) -> None:
+        hashes = np.array([_hash(key) for key, *_ in listed], np.uint64)
+        order = np.argsort(hashes)
+        identities = np.frombuffer(bytes.fromhex("".join(identity for *_, identity in listed)), np.uint8)
+        self._hashes = hashes[order]
+        self._sizes = np.array([size for _, size, *_ in listed], np.int64)[order]
+        self._identities = identities.reshape(-1, IDENTITY_BYTES)[order]
+
+    def find(self, key: str) -> tuple[int, bytes] | None:
+        """Returns the size and the identity of an object; None if it was not there when the folder was listed."""
+        wanted = np.uint64(_hash(key))
+        place = int(np.searchsorted(self._hashes, wanted))
+        if place == len(self._hashes) or self._hashes[place] != wanted:
+            return None
+        return int(self._sizes[place]), self._identities[place].tobytes()
+
+
+def _hash(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(os.fsencode(key), digest_size=8).digest(), "little")
 
 
 class StoredFolderReader(FolderReader):
@@ -34,18 +65,16 @@ class StoredFolderReader(FolderReader):
 
     Args:
         mirror: The folder's mirror.
-        identities: uint8 [N, 16], see :class:`feeder.shard.cache.cached_file.Contents`.
-        sizes: int64 [N], bytes of the objects.
+        objects: What was listed.
         given, named: The other arguments of :class:`FolderReader`, after its root.
     """
 
     measuring_threads = 4  # each keeps files open, and brings many objects at a time
 
-    def __init__(self, mirror: CacheMirror, identities: Uint8s, sizes: Int64s, *given: Any, **named: Any) -> None:
+    def __init__(self, mirror: CacheMirror, objects: _Objects, *given: Any, **named: Any) -> None:
         super().__init__(mirror.folder, *given, **named)
         self.mirror = mirror
-        self._identities = identities
-        self._bytes = sizes
+        self._objects = objects
 
     @property
     def place(self) -> str:
@@ -64,13 +93,12 @@ class StoredFolderReader(FolderReader):
     def member(self, i: int, name: str) -> bytes | None:
         """See :meth:`Reader.member`; the object beside the image."""
         path = f"{os.path.splitext(self.path(i))[0]}.{name}"
-        try:
-            data = _bytes_of(self.mirror, path)
-        except NotFoundError:
+        if self._objects.find(path) is None:
             return None
-        if len(data) > MAX_FILE_BYTES:
-            raise self.at(DecodeError(f"{path} has {len(data):,} bytes, {MAX_FILE_BYTES:,} are allowed"), i)
-        return data
+        try:
+            return self._bytes_of(path)
+        except ValueError as error:
+            raise self.at(DecodeError(f"{path}: {error}"), i) from None
 
     def _measured(self, ids: Int64s) -> tuple[Int32s, Uint8s]:
         self._bring(ids)
@@ -80,20 +108,27 @@ class StoredFolderReader(FolderReader):
         return self._image(i)[1]
 
     def _read_image(self, i: int) -> tuple[bytes, ImageInfo]:
-        if self._bytes[i] > MAX_FILE_BYTES:
-            raise ValueError(f"{self._bytes[i]:,} bytes are more than the {MAX_FILE_BYTES:,} that an image may have")
-        data = _bytes_of(self.mirror, self.path(i), self._identities[i].tobytes())
+        data = self._bytes_of(self.path(i))
         return data, image_info(data)
+
+    def _bytes_of(self, path: str) -> bytes:
+        """Returns an object's bytes; ChangedError if it is not the listed one, ValueError if they are too many."""
+        found = self._objects.find(path)
+        assert found is not None, path
+        size, identity = found
+        if size > MAX_FILE_BYTES:
+            raise ValueError(f"{size:,} bytes, {MAX_FILE_BYTES:,} are allowed")
+        return _bytes_of(self.mirror, path, identity)
 
     def _bring(self, ids: Int64s) -> None:
         """Has images brought into the mirror, many in one go."""
-        wants = [(self.path(i), 0, _END) for i in ids.tolist() if self._bytes[i] <= MAX_FILE_BYTES]
+        found = [(path, self._objects.find(path)) for path in map(self.path, ids.tolist())]
+        wants = [(path, 0, _END) for path, known in found if known is not None and known[0] <= MAX_FILE_BYTES]
         for first in range(0, len(wants), _AT_ONCE):
             self.mirror.need(wants[first : first + _AT_ONCE])
 
 
 def _bytes_of(mirror: CacheMirror, name: str, expected: bytes = b"") -> bytes:
-    """Returns the bytes of an object; ChangedError if it is not the one that was listed."""
     mirror.need([(name, 0, _END)])
     descriptor = mirror.open(name, expected)  # its position is shared
     try:
@@ -102,28 +137,10 @@ def _bytes_of(mirror: CacheMirror, name: str, expected: bytes = b"") -> bytes:
         os.close(descriptor)
 
 
-def _checked_classes(place: str, keys: set[str], classes: list[str] | None) -> list[str]:
-    """Returns the classes of a folder with these objects.
-
-    Raises:
-        SourceError: if its folders are none.
-    """
-    if INDEX_NAME in keys:
-        raise SourceError(f"{place}: this is a shard set; read it with ShardDataset")
-    if classes is None:
-        raise SourceError(f"{place}: expected a folder for each class, found none; shard flat folders first")
-    if all(not keys.isdisjoint((f"{name}.parquet", f"{name}_stats.json")) for name in classes):
-        raise SourceError(
-            f"{place}: its folders, such as {classes[0]}, are shards of img2dataset and no classes: "
-            "feeder shard reads them"
-        )
-    return classes
-
-
 def open_stored_folder(
     options: FetchOptions, cache_dir: str | os.PathLike[str] | None, *, exif: bool, targets: tuple[str, ...]
 ) -> StoredFolderReader:
-    """Lists a folder of class folders in a store, as ``feeder shard`` does.
+    """Lists a folder of class folders in a store by :meth:`FolderReader.scan`'s rule, but that names alone decide.
 
     Args:
         options: Options of its fetcher.
@@ -135,45 +152,42 @@ def open_stored_folder(
         StoreError: if the store can't be listed.
 
     Warns:
-        UserWarning: for each kind of objects that are left out.
+        UserWarning: as :meth:`FolderReader.scan`.
     """
     mirror = open_mirror(options, cache_dir)
     listed = json.loads(_bytes_of(mirror, LISTING))
-    store = open_store(mirror.options.url, allow_http=mirror.options.allow_http)
-    entries = [Entry(key, size, modified_ns=modified) for key, size, modified, _ in listed]
-    source = open_remote_folder(store, entries, targets)
-    classes = _checked_classes(mirror.place, {entry.key for entry in entries}, source.classes)
+    folders, left_out = folders_of(Entry(key, size, modified_ns=modified) for key, size, modified, _ in listed)
+    outside = folders.pop("", {})
+    by_class: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for folder, files in folders.items():
+        by_class.setdefault(folder.partition("/")[0], {})[folder] = files
+    classes = sorted(by_class)
+    if INDEX_NAME in outside:
+        raise SourceError(f"{mirror.place}: this is a shard set; read it with ShardDataset")
+    if not classes:
+        raise SourceError(f"{mirror.place}: expected a folder for each class, found none; shard flat folders first")
 
-    table = source.table
-    paths = [(i, os.fsdecode(table.path(i))) for i in range(len(table))]
-    images = sorted((table.label(i), *os.path.split(path)) for i, path in paths if looks_like_image(path))
-    labels = np.array([label for label, *_ in images], np.int64)
-    for label, of_class in enumerate(np.bincount(labels, minlength=len(classes)).tolist()):
-        if not of_class:
-            raise SourceError(
-                f"{mirror.place}/{classes[label]}: found no image in this class folder: remove the folder, or "
-                "add images"
-            )
-    others = [path for _, path in paths if not looks_like_image(path)]
-    kinds = {"object without the extension of an image": others} if others else {}
-    for note in (
-        *left_out_notes(mirror.place, source.left_out | kinds),
-        *advice(mirror.place, classes, source.likely_members, len(images)),
-    ):
-        warn(note)
+    skipped: dict[str, list[str]] = {}
+    for path, kind in left_out.items():
+        skipped.setdefault(kind, []).append(path)
+    files_of = (_class_files(by_class[name], targets, skipped) for name in classes)
+    is_labelled = not are_downloads("", classes, outside.__contains__)
+    given, named = gathered(mirror.place, classes, files_of, skipped, is_labelled=is_labelled)
+    return StoredFolderReader(mirror, _Objects(listed), *given, exif=exif, **named)
 
-    names = [os.path.join(folder, name) for _, folder, name in images]
-    of = {key: (size, bytes.fromhex(identity)) for key, size, _, identity in listed}
-    found = [of[name] for name in names]
-    encoded = [os.fsencode(name) for name in names]
-    return StoredFolderReader(
-        mirror,
-        np.frombuffer(b"".join(identity for _, identity in found), np.uint8).reshape(-1, IDENTITY_BYTES),
-        np.array([size for size, _ in found], np.int64),
-        np.frombuffer(b"".join(encoded), np.uint8),
-        np.cumsum([0, *map(len, encoded)]).astype(np.uint64),
-        labels,
-        exif=exif,
-        classes=classes,
-        members=tuple(sorted(table.fields)),
-    )
+
+def _class_files(
+    folders: Mapping[str, Mapping[str, Any]], targets: Sequence[str], skipped: dict[str, list[str]]
+) -> ClassFiles:
+    """Returns the images of a class and the names of their members, by folder; notes in ``skipped`` what is neither."""
+    found = {}
+    endings = tuple(f".{target}" for target in targets)
+    for folder, names in folders.items():
+        images = sorted(name for name in names if looks_like_image(name) and not name.endswith(endings))
+        others = [name for name in names if not looks_like_image(name) or name.endswith(endings)]
+        members = member_names(images, others)
+        for name in others:
+            if name not in members and not name.endswith(endings):
+                skipped.setdefault(_STRAY, []).append(f"{folder}/{name}")
+        found[folder] = images, set(members.values())
+    return found

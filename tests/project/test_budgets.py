@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_812,
+    "dataset": 2_836,
     "decoders": 3_616,
     "fields": 353,
     "loader": 8_138,
     "order": 1_344,
     "service": 1_583,
-    "shard": 8_629,
+    "shard": 8_630,
     "system": 690,
-    "tools": 4_539,
+    "tools": 4_543,
     "transforms": 2_586,
 }
-TOKENS = 454_030
+TOKENS = 454_296
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import feeder
-from bench import decode, decode_builds, ladder, recipes, service_plan, standin, tasks
+from bench import decode, decode_builds, ladder, pages, recipes, service_plan, standin, tasks
 from bench.gpu import tables as gpu_tables
 from bench.make_images import make_images
 from feeder import transforms as T
@@ -357,8 +357,12 @@ def test_the_committed_first_page_of_a_million_samples_takes_less_than_half_a_se
 
 def test_the_tables_of_recipes_are_those_of_the_committed_result() -> None:
     found = committed("recipes")
-    for file, table in (("docs/performance.md", recipes.markdown(found)), ("README.md", recipes.overview(found))):
-        assert f"<!-- table: python -m bench.recipes -->\n\n{table}\n\n<!-- end -->" in (ROOT / file).read_text()
+    texts = {path: path.read_text() for path in pages.documents()}
+    assert texts == pages.documents(), "run python -m bench.pages"
+    for name in pages.TABLES:
+        assert sum(text.count(f"<!-- {name}: python -m bench.pages -->\n") for text in texts.values()) == 1, name
+    assert recipes.markdown(found) in texts[ROOT / "docs/performance.md"]
+    assert recipes.overview(found) in texts[ROOT / "README.md"]
     assert found.keys() >= recipes.RECIPES.keys()
 
     times: dict[str, list[float]] = {name: [] for name in recipes.OURS}

@@ -113,6 +113,23 @@ def test_an_object_that_another_job_has_brought_anew_is_not_taken_for_the_one_th
         copied_epoch(loader(dataset))
 
 
+def test_files_beside_an_image_are_those_of_a_local_copy_as_they_were_listed(
+    bucket: Bucket, cache: Path, images: Path
+) -> None:
+    for name, data in (("img-001.TXT", b"in capitals"), ("img-002.gone", b"for now")):
+        (images / "class-0" / name).write_bytes(data)
+        bucket.put(f"images/class-0/{name}", data)
+    dataset, local = stored(bucket, cache), feeder.FolderDataset(images, CROP, FIELDS)
+    assert dataset.reader.field_names() == local.reader.field_names()
+    for i in range(len(local)):
+        for name in ("txt", "TXT", "gone"):
+            if (i, name) != (2, "gone"):
+                assert dataset.reader.member(i, name) == local.reader.member(i, name)
+    bucket.put("images/class-0/img-002.gone", b"another")
+    with pytest.raises(ChangedError, match=r"img-002\.gone.*was replaced"):
+        dataset.reader.member(2, "gone")
+
+
 def test_what_is_no_folder_of_class_folders_says_so(
     bucket: Bucket, cache: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,8 +146,9 @@ def test_what_is_no_folder_of_class_folders_says_so(
         opened("set")
     for key in ("00000/0.jpg", "00000_stats.json", "00001/1.jpg", "00001.parquet"):
         bucket.put(f"downloads/{key}", encode(pixels(1)))
-    with pytest.raises(SourceError, match="are shards of img2dataset and no classes"):
-        opened("downloads")
+    with pytest.warns(UserWarning, match="are shards of img2dataset and no classes"):
+        downloads = opened("downloads")
+    assert (downloads.classes, downloads.targets) == (None, [-1, -1])
     bucket.put("images/empty/notes", b"no image")
     with pytest.raises(SourceError, match="empty: found no image in this class folder"):
         opened("images")

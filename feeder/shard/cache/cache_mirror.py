@@ -244,8 +244,6 @@ class CacheMirror:
                 local.link = None
                 if deaths == _DEATHS:
                     break
-            except NotFoundError:  # an answer as any other
-                raise
             except BaseException:  # its answer may still come, and is not the next question's
                 if local.link is not None:
                     local.link.close()

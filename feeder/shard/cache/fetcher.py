@@ -194,8 +194,7 @@ class Fetcher:
                 try:
                     answer = self._answer(client, json.loads(data))
                 except FeederError as error:
-                    is_missing = isinstance(error, NotFoundError) and isinstance(self.contents, ListedFiles)
-                    self._has_failed |= client in self._clients and not is_missing  # else it was given up
+                    self._has_failed |= client in self._clients  # else it was given up
                     answer = {"error": type(error).__name__, "text": str(error)}
                 except Exception as error:
                     self._has_failed = True

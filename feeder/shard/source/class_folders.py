@@ -158,11 +158,11 @@ def splits_advice(root: str, classes: Sequence[str]) -> str | None:
     )
 
 
-def are_downloads(root: str, classes: Sequence[str]) -> bool:
+def are_downloads(root: str, classes: Sequence[str], is_file: Callable[[str], bool] = os.path.isfile) -> bool:
     """Returns whether the folders are shards of img2dataset and no classes: beside each NAME is NAME.parquet or
     NAME_stats.json."""
     return bool(classes) and all(
-        any(os.path.isfile(os.path.join(root, f"{name}{ending}")) for ending in (".parquet", "_stats.json"))
+        any(is_file(os.path.join(root, f"{name}{ending}")) for ending in (".parquet", "_stats.json"))
         for name in classes
     )
 

@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import braceexpand
@@ -22,7 +22,7 @@ from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Entry, Store, download
 from feeder.shard.store.url import Url
 
-__all__ = ["RemoteSource", "list_objects", "named_objects", "open_remote_folder", "split_url"]
+__all__ = ["RemoteSource", "folders_of", "list_objects", "named_objects", "open_remote_folder", "split_url"]
 
 _GAP_BYTES = 64 << 10  # fields of a sample that lie closer are read by one request
 
@@ -196,19 +196,9 @@ def named_objects(pattern: str, suffixes: tuple[str, ...]) -> tuple[Store, list[
     return store, entries
 
 
-def open_remote_folder(
-    store: Store, entries: Sequence[Entry], members: Sequence[str] = (), *, has_labels: bool = True
-) -> Source:
-    """Lists a class-per-folder tree or a flat folder in a store as :func:`open_folder` lists a local one.
-
-    Args:
-        store: The store.
-        entries: All objects of it.
-        members, has_labels: See :func:`open_folder`.
-
-    Raises:
-        SourceError: if one of its folders is a shard set; if no image has one of the members.
-    """
+def folders_of(entries: Iterable[Entry]) -> tuple[dict[str, dict[str, FileStatus]], dict[str, str]]:
+    """Returns the files of each folder of a listing, by folder and name, and the paths that are left out, with the kind
+    of each, see :func:`left_out`."""
     folders: dict[str, dict[str, FileStatus]] = {}
     skipped: dict[str, str] = {}
 
@@ -229,7 +219,23 @@ def open_remote_folder(
         parent, _, name = folder.rpartition("/")
         if name in folders.get(parent, ()) and not folders[parent][name].st_size:
             del folders[parent][name]
+    return folders, skipped
 
+
+def open_remote_folder(
+    store: Store, entries: Sequence[Entry], members: Sequence[str] = (), *, has_labels: bool = True
+) -> Source:
+    """Lists a class-per-folder tree or a flat folder in a store as :func:`open_folder` lists a local one.
+
+    Args:
+        store: The store.
+        entries: All objects of it.
+        members, has_labels: See :func:`open_folder`.
+
+    Raises:
+        SourceError: if one of its folders is a shard set; if no image has one of the members.
+    """
+    folders, skipped = folders_of(entries)
     tops = sorted({folder.partition("/")[0] for folder in folders if folder})
     classes = tops if has_labels else []
     source = RemoteSource(SourceKind.CLASS_FOLDERS if classes else SourceKind.FLAT_FOLDER, store)

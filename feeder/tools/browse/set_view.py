@@ -8,7 +8,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -247,12 +247,10 @@ class SetView:
 
     def _choose(self, choice: SampleChoice) -> range | Int64s:
         """Returns the ids of a choice without a text, in its order."""
-        for name, value, names in (
-            *(("kind", kind, KINDS) for kind in choice.kinds),
-            *(("order", order, ORDERS) for order in filter(None, [choice.order])),
-        ):
-            if value not in names:
-                raise ArgumentError(f"{name} must be one of {', '.join(names)}, got {value!r}")
+        for kind in choice.kinds:
+            _check_one_of("kind", kind, KINDS)
+        if choice.order:
+            _check_one_of("order", choice.order, ORDERS)
         if choice.label is not None and self.labels.dtype != np.int64:
             raise ArgumentError("this set has numbers as targets, and no classes to choose by")
 
@@ -331,6 +329,11 @@ class SetView:
                 with contextlib.suppress(DecodeError), self.lock:
                     found[name] = str(self.reader.field(i, name))
         return found
+
+
+def _check_one_of(name: str, value: str, known: Mapping[str, str]) -> None:
+    if value not in known:
+        raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def _text(name: str, data: bytes) -> str | None:
