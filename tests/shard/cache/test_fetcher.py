@@ -234,8 +234,12 @@ def test_two_caches_leave_a_tenth_of_their_disk_free(places: Places, monkeypatch
     second = places.fetcher(None)
     places.read_all(second)
     places.cache = own
-    places.read_all(first)
-    assert sum(each.stats()["cached_bytes"] for each in (first, second)) <= 9 * SHARD
+
+    def leave_a_tenth() -> bool:
+        places.read_all(first)
+        return sum(each.stats()["cached_bytes"] for each in (first, second)) <= 9 * SHARD
+
+    wait_until(leave_a_tenth)  # a file is taken beyond the budget while a thread still holds the one before it
 
 
 def test_of_a_large_disk_10_gib_stay_free(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
