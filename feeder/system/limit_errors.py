@@ -56,7 +56,9 @@ def limit_reached(error: BaseException) -> str | None:
             f"this process may have {most} files open (RLIMIT_NOFILE): raise it, with `ulimit -n 4096` for "
             "example, or use fewer workers"
         )
-    if code == errno.ENOMEM and (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+    # A thread needs room for its stack, too. Most systems limit processes, so that limit says least.
+    is_for_memory = code in (errno.ENOMEM, errno.EAGAIN)
+    if is_for_memory and (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         return (
             f"the address space of this process is limited to {most // _MIB:,} MiB (RLIMIT_AS), of which torch alone "
             "maps thousands: raise it with `ulimit -v`, and limit memory by a control group, which counts what is used"

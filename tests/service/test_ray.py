@@ -379,6 +379,7 @@ def test_servers_go_where_they_are_meant_to_go_and_reasons_against_them_are_name
         port = free_port()
         options = ["--label", f"ray.io/node-id={nodes[1]}", "--metrics-port", str(port)]
         serve(made, "--root", str(root), "--cpus", "1", *options)
+        wait_until(lambda: status(made))
         (one,) = status(made)
         with urllib.request.urlopen(f"http://{one['address'].rpartition(':')[0]}:{port}/metrics") as answer:
             assert "feeder_service_cores 1.0" in answer.read().decode()

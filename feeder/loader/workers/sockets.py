@@ -20,6 +20,8 @@ import time
 import weakref
 from collections.abc import Iterator
 
+from feeder.system.limit_errors import explained
+
 __all__ = ["close_in_children", "end_with_trainer", "handing_over", "pair"]
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -91,7 +93,8 @@ def end_with_trainer(connection: socket.socket, grace_s: float = 0.0) -> None:
     """
     close_in_children(connection)
     # Not a threading.Thread: if the thread ends as it starts, for want of memory, Thread.start() waits for ever.
-    _thread.start_new_thread(_watch, (connection.fileno(), os.getppid(), grace_s))
+    with explained():
+        _thread.start_new_thread(_watch, (connection.fileno(), os.getppid(), grace_s))
 
 
 def _watch(descriptor: int, parent: int, grace_s: float) -> None:
