@@ -26,7 +26,7 @@ from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.image_header import is_image_field
 from feeder.decoders.registry import check_name
 from feeder.errors import ArgumentError, DecodeError
-from feeder.order.random import check_range
+from feeder.system.arguments import check_int
 from feeder.transforms import Recipe
 from feeder.transforms.torchvision_recipes import recipe_of
 
@@ -73,8 +73,8 @@ def decoder(
     """
     recipe = recipe_of(transform)
     check_recipe(recipe.at(None, 0))
-    check_range("seed", seed, 1 << 64)
-    check_range("epoch", epoch, 1 << 32)
+    check_int("seed", seed, 0, (1 << 64) - 1)
+    check_int("epoch", epoch, 0, (1 << 32) - 1)
 
     check_name(backend)
     check_backend(backend)

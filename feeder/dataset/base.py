@@ -22,6 +22,7 @@ from feeder.dataset.target_values import targets_in
 from feeder.decoders.decode import drawn_seed
 from feeder.decoders.tensors import as_samples
 from feeder.errors import ArgumentError, DecodeError
+from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray, Int64s
 from feeder.system.text import count
 from feeder.system.warning import warn
@@ -257,6 +258,5 @@ def applies_exif(exif_orientation: str) -> bool:
     Raises:
         ArgumentError: for any other value.
     """
-    if exif_orientation not in ("apply", "ignore"):
-        raise ArgumentError(f"exif_orientation must be 'apply' or 'ignore', got {exif_orientation!r}")
+    check_one_of("exif_orientation", exif_orientation, ("apply", "ignore"))
     return exif_orientation == "apply"

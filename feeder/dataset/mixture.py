@@ -28,6 +28,7 @@ from feeder.order.mixture_order import MixtureOrder
 from feeder.order.mixture_shares import Shares
 from feeder.order.sample_order import Shuffle, Window
 from feeder.order.shard_sizes import ShardSizes
+from feeder.system.arguments import check_one_of
 from feeder.system.arrays import Int64s
 
 __all__ = ["Mixture", "SourceNumber"]
@@ -85,10 +86,8 @@ class Mixture(FeederDataset):
         batching: Literal["mixed", "per_source"] = "mixed",
         labels: Literal["keep", "merge"] = "keep",
     ) -> None:
-        if labels not in ("keep", "merge"):
-            raise ArgumentError(f"labels must be 'keep' or 'merge', got {labels!r}")
-        if batching not in ("mixed", "per_source"):
-            raise ArgumentError(f"batching must be 'mixed' or 'per_source', got {batching!r}")
+        check_one_of("labels", labels, ("keep", "merge"))
+        check_one_of("batching", batching, ("mixed", "per_source"))
         if not isinstance(sources, Mapping) or not all(isinstance(name, str) and name for name in sources):
             raise ArgumentError(f"sources must be a mapping of names to datasets, got {sources!r:.120}")
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError, DecodeError
+from feeder.system.arguments import check_int, check_one_of
 from feeder.system.arrays import Int32s, Int64s, Uint8s
 
 if TYPE_CHECKING:
@@ -137,12 +138,9 @@ def check_options(max_pixels: int, threads: int, fidelity: str) -> None:
     Raises:
         ArgumentError: naming the wrong one.
     """
-    if max_pixels < 1:
-        raise ArgumentError(f"max_pixels must be at least 1, got {max_pixels}")
-    if threads < 1:
-        raise ArgumentError(f"threads must be at least 1, got {threads}")
-    if fidelity not in FIDELITIES:
-        raise ArgumentError(f"fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")
+    check_int("max_pixels", max_pixels, 1)
+    check_int("threads", threads, 1)
+    check_one_of("fidelity", fidelity, FIDELITIES)
 
 
 def check_views(buffers: Sequence[Buffer], orientations: Uint8s, views: Sequence[View]) -> None:

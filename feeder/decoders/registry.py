@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.decoders.decoder import MAX_PIXELS, Decoder, check_options
 from feeder.errors import KERNELS_COMMAND, ArgumentError, BackendError
+from feeder.system.arguments import check_int, check_number
 from feeder.transforms import Recipe, Views
 
 if TYPE_CHECKING:
@@ -55,10 +56,9 @@ class Dali:
     memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.hw_decoder_load is not None and not 0.0 <= self.hw_decoder_load <= 1.0:
-            raise ArgumentError(f"Dali(hw_decoder_load=...) must be 0 to 1, got {self.hw_decoder_load}")
-        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
-            raise ArgumentError(f"Dali(memory_limit_bytes=...) must be at least 1, got {self.memory_limit_bytes}")
+        if self.hw_decoder_load is not None:
+            check_number("Dali(hw_decoder_load=...)", self.hw_decoder_load, 0, 1)
+        check_int("Dali(memory_limit_bytes=...)", self.memory_limit_bytes, 1, or_none=True)
 
 
 class BuiltIn(NamedTuple):

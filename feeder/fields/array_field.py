@@ -11,6 +11,7 @@ import numpy as np
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field, is_held
 from feeder.fields.npy import npy_array
+from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray
 
 if TYPE_CHECKING:
@@ -148,6 +149,5 @@ def _dtype_name(dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     with contextlib.suppress(TypeError):
         name = np.dtype(name if str(dtype).startswith("torch.") else dtype).name
-    if name not in _DTYPES:
-        raise ArgumentError(f"Array(dtype=...) must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+    check_one_of("Array(dtype=...)", name, _DTYPES)
     return name

@@ -17,6 +17,7 @@ from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
 from feeder.order.sample_order import Shuffle
 from feeder.order.skip import Skip
+from feeder.system.arguments import check_int, check_one_of, check_positive
 from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
 from feeder.transforms.pad_to_batch import PadToBatch
@@ -66,8 +67,7 @@ class ToDevice:
     static_buffers: bool = False
 
     def __post_init__(self) -> None:
-        if self.prefetch < 0:
-            raise ArgumentError(f"ToDevice(prefetch=...) must be 0 or more, got {self.prefetch}")
+        check_int("ToDevice(prefetch=...)", self.prefetch, 0)
 
     def target(self) -> torch.device:
         """Returns the device; a GPU with its number.
@@ -127,8 +127,7 @@ class WorkerOptions:
             raise ArgumentError(f"WorkerOptions(threads=...) must be 'auto', or 1 or more, got {self.threads!r}")
         if isinstance(self.numa_node, str) and self.numa_node != "auto":
             raise ArgumentError(f"numa_node must be 'auto', None or the number of a node, got {self.numa_node!r}")
-        if self.hang_timeout_s is not None and self.hang_timeout_s <= 0:
-            raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {self.hang_timeout_s}")
+        check_positive("hang_timeout_s", self.hang_timeout_s, or_none=True)
 
     @property
     def threads_now(self) -> int:
@@ -260,12 +259,8 @@ class LoaderOptions:
         check_mix(self.mix)
         if not isinstance(self.sizes, (Buckets, PadToBatch, type(None))):
             raise ArgumentError(f"sizes must be a feeder.Buckets or a feeder.PadToBatch, got {self.sizes!r}")
-        if self.memory_format not in _MEMORY_FORMATS:
-            raise ArgumentError(
-                f"memory_format must be torch.contiguous_format or torch.channels_last, got {self.memory_format!r}"
-            )
-        if self.on_error not in ("raise", "skip"):
-            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
+        check_one_of("memory_format", self.memory_format, _MEMORY_FORMATS)
+        check_one_of("on_error", self.on_error, ("raise", "skip"))
         if self.service is not None and self.prefetch_factor is not None and self.prefetch_factor < 1:
             raise ArgumentError(f"prefetch_factor must be 1 or more, got {self.prefetch_factor}")
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_int, check_number
 from feeder.system.arrays import AnyArray
 
 __all__ = ["Buckets"]
@@ -116,10 +117,8 @@ def _checked(sizes: Any) -> list[tuple[int, int]]:
 
 def _sizes_of(pixels: int, step: int, max_aspect: float) -> list[tuple[int, int]]:
     for name, value in (("pixels", pixels), ("step", step)):
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-            raise ArgumentError(f"{name} must be an integer of 1 or more, got {value!r}")
-    if not isinstance(max_aspect, (int, float)) or not 1.0 <= max_aspect < math.inf:
-        raise ArgumentError(f"max_aspect must be a number of 1 or more, got {max_aspect!r}")
+        check_int(name, value, 1)
+    check_number("max_aspect", max_aspect, 1)
     pixels, step = int(pixels), int(step)
     found: dict[float, tuple[int, int]] = {}
     longest = min(_MAX_SIDE, math.isqrt(int(pixels * max_aspect) + 1) + step)

@@ -25,6 +25,7 @@ from feeder.order.lane_shards import Whole, shards_in_lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, philox
 from feeder.order.shard_sizes import CompactSizes, EqualSizes
+from feeder.system.arguments import check_int
 from feeder.system.arrays import Int64s
 
 __all__ = ["LaneOrder", "Lanes"]
@@ -60,11 +61,7 @@ class Lanes:
 
     def __post_init__(self) -> None:
         for name, most in (("count", 1 << 16), ("window", 1 << 40), ("block", 1 << 40)):
-            value = getattr(self, name)
-            if name == "block" and value is None:
-                continue
-            if type(value) is not int or not 1 <= value <= most:
-                raise ArgumentError(f"Lanes({name}=) must be an integer, 1 to {most:,}, got {value!r}")
+            check_int(f"Lanes({name}=...)", getattr(self, name), 1, most, or_none=name == "block")
 
 
 class LaneOrder:

@@ -39,6 +39,7 @@ from feeder.errors import ArgumentError
 from feeder.order.permutation import permute
 from feeder.order.random import Stream, philox, uniform
 from feeder.order.recent import Recent
+from feeder.system.arguments import check_int, check_one_of
 from feeder.system.arrays import AnyArray, Float64s, Int64s
 
 __all__ = ["BLOCK", "Block", "Shares", "Turn", "source_seed"]
@@ -278,13 +279,11 @@ class Shares:
             counts = _whole(n * times)
             return cls(names, n, counts / counts.sum(), "repeats", times.astype(np.int64))
         if samples is not None:
-            if type(samples) is not int or samples < 1:
-                raise ArgumentError(f"samples must be an integer of 1 or more, got {samples!r}")
+            check_int("samples", samples, 1)
             return cls(names, n, first, samples, n[:0], schedule)
 
         stop = _STOPS[0] if stop is None else stop
-        if stop not in _STOPS:
-            raise ArgumentError(f"stop must be one of {', '.join(map(repr, _STOPS))}, got {stop!r}")
+        check_one_of("stop", stop, _STOPS)
         return cls(names, n, first, stop, n[:0], schedule)
 
     def __post_init__(self) -> None:
@@ -340,8 +339,7 @@ class Shares:
         """
         if self.takes == "repeats":
             raise ArgumentError("repeats= gives exact passes, and weights would change them: make a Mixture by weights")
-        if type(at_sample) is not int or at_sample < 0:
-            raise ArgumentError(f"at_sample must be a number of samples of the run, 0 or more, got {at_sample!r}")
+        check_int("at_sample", at_sample, 0)
         return self.with_changes({**self.changes, at_sample: _numbers(self.names, weights, "weights")})
 
     def with_changes(self, changes: Mapping[int, Float64s]) -> Shares:

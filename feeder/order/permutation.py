@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.errors import ArgumentError
 from feeder.order.random import Stream, numbers_in, philox
+from feeder.system.arguments import check_int
 from feeder.system.arrays import Int64s, Uint64s
 
 __all__ = ["FEISTEL_ROUNDS", "permute", "permute_each"]
@@ -35,8 +35,7 @@ def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0, *, inve
     Raises:
         ArgumentError: if a position or a number is outside its range.
     """
-    if n < 1 or n > 1 << 62:
-        raise ArgumentError(f"n must be 1 to 2**62, got {n}")
+    check_int("n", n, 1, 1 << 62)
     values = numbers_in(n, positions, "positions")
 
     keys = philox(seed, epoch, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0]

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_int
 from feeder.system.arrays import Float64s, Int64s, Uint32s
 
 __all__ = ["Stream", "philox", "uniform"]
@@ -58,10 +59,10 @@ def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks
     Raises:
         ArgumentError: if a number is outside its range.
     """
-    check_range("seed", seed, 1 << 64)
-    check_range("epoch", epoch, 1 << 32)
-    check_range("stream", stream, 1 << 16)
-    check_range("blocks", blocks - 1, 1 << 16)
+    check_int("seed", seed, 0, (1 << 64) - 1)
+    check_int("epoch", epoch, 0, (1 << 32) - 1)
+    check_int("stream", stream, 0, (1 << 16) - 1)
+    check_int("blocks", blocks, 1, 1 << 16)
 
     ids = np.asarray(sample_ids).astype(np.uint64)[:, None]
     # Words 0 and 2 of the counter share an array, and so do words 1 and 3, which halves the calls to numpy.
@@ -113,8 +114,3 @@ def numbers_in(end: int, numbers: npt.ArrayLike, what: str) -> Int64s:
     if found.size and (found.min() < 0 or found.max() >= end):
         raise ArgumentError(f"{what} must be in [0, {end}), got {found.min()} to {found.max()}")
     return found
-
-
-def check_range(name: str, value: int, end: int) -> None:
-    if not 0 <= value < end:
-        raise ArgumentError(f"{name} must be 0 to {end - 1}, got {value}")

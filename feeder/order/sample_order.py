@@ -18,9 +18,10 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.order.lanes import LaneOrder, Lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute
-from feeder.order.random import Stream, check_range, numbers_in, philox
+from feeder.order.random import Stream, numbers_in, philox
 from feeder.order.recent import Recent
 from feeder.order.shard_sizes import ShardSizes, compact_sizes
+from feeder.system.arguments import check_int
 from feeder.system.arrays import Int64s
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ class Window:
     samples: int = 8192
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ArgumentError(f"Window(samples) must be 1 or more, got {self.samples}")
+        check_int("Window(samples)", self.samples, 1)
 
 
 Shuffle: TypeAlias = bool | Window | Lanes
@@ -115,7 +115,7 @@ class Order:
     _turns: Recent[_Turns] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_range("seed", self.seed, 1 << 64)
+        check_int("seed", self.seed, 0, (1 << 64) - 1)
         sizes = compact_sizes(self.shard_sizes)
         if len(sizes) and sizes.samples != self.samples:
             raise ArgumentError(f"shard_sizes add up to {sizes.samples}, expected {self.samples} samples")

@@ -11,6 +11,7 @@ import numpy as np
 from feeder.errors import ArgumentError
 from feeder.order.gaps import Gaps
 from feeder.order.sample_order import Order
+from feeder.system.arguments import check_int
 from feeder.system.arrays import Int64s
 
 __all__ = ["Split", "ordered_batches"]
@@ -47,12 +48,10 @@ class Split:
     gaps: Gaps | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ArgumentError(f"batch_size must be 1 or more, got {self.batch_size}")
+        check_int("batch_size", self.batch_size, 1)
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ArgumentError(f"rank must be 0 to world_size - 1, got rank {self.rank} of {self.world_size}")
-        if not 0 <= self.start <= self.samples:
-            raise ArgumentError(f"start must be 0 to {self.samples}, got {self.start}")
+        check_int("start", self.start, 0, self.samples)
 
     def __len__(self) -> int:
         """Number of steps from ``start`` to the end; the same on every rank."""
@@ -112,8 +111,7 @@ class Split:
         return self.batch_size * self.world_size
 
     def _share(self, step: int) -> tuple[int, int]:
-        if not 0 <= step < len(self):
-            raise ArgumentError(f"step must be in [0, {len(self)}), got {step}")
+        check_int("step", step, 0, len(self) - 1)
         base = self._begin + step * self._global_batch
         size = min(self.batch_size, -(-(self.kept - base) // self.world_size))
         return base + self.rank * size, size

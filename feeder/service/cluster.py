@@ -13,6 +13,7 @@ from typing import Any
 from feeder.errors import ArgumentError, ServiceError
 from feeder.service.roots import Roots
 from feeder.service.server_status import service_status
+from feeder.system.arguments import check_int
 from feeder.system.quiet_ray import quiet_ray
 from feeder.system.ray_address import cant_join, check_ray_address
 
@@ -123,8 +124,7 @@ def _checked(name: str, roots: Any, modules: Any, options: dict[str, Any]) -> di
     if isinstance(modules, str):
         raise ArgumentError(f"allow_modules must be a list of modules' names, got {modules!r}")
     for what, key in (("cpus", "cores"), ("nodes", "nodes"), ("job_cores", "job_cores")):
-        if options[key] is not None and options[key] < 1:
-            raise ArgumentError(f"{what} must be 1 or more, got {options[key]}")
+        check_int(what, options[key], 1, or_none=True)
     for each in options["resources"].keys() & _OTHERWISE_SET.keys():
         raise ArgumentError(f"resources can't have {each}: give {_OTHERWISE_SET[each]}")
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from feeder.errors import ArgumentError
 from feeder.loader.slots.region import Region
+from feeder.system.arguments import check_int
 from feeder.system.memory import available_bytes
 
 __all__ = ["PART_BYTES", "MemoryPiece", "PartMemory", "Result", "ResultWindow", "WorkSize", "memory_bytes"]
@@ -42,8 +43,7 @@ def memory_bytes(window_bytes: int, cores: int) -> int:
     Raises:
         ArgumentError: if the machine has less.
     """
-    if window_bytes < 0:
-        raise ArgumentError(f"--window must be 0 or more bytes, got {window_bytes}")
+    check_int("--window", window_bytes, 0)
     available = available_bytes()
     if window_bytes > available:
         raise ArgumentError(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_int
 
 __all__ = ["CsvWriter", "DeviceLog"]
 
@@ -55,8 +56,7 @@ class DeviceLog:
     """
 
     def __init__(self, *sinks: Sink, every: int = 50, device: str | torch.device | None = None) -> None:
-        if every < 1:
-            raise ArgumentError(f"every must be 1 or more, got {every}")
+        check_int("every", every, 1)
         self._sinks = sinks
         self._every = every
         self._device = torch.device(device) if device is not None else None

@@ -14,6 +14,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, SourceError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.url import is_remote
+from feeder.system.arguments import check_int, check_one_of
 
 __all__ = ["DTYPES", "MEAN", "PRESETS", "STD", "describe", "is_shards", "open_dataset", "preset", "val_resize"]
 
@@ -34,12 +35,9 @@ def preset(name: str, dtype: str, image_size: int) -> T.Compose:
     Raises:
         ArgumentError: naming the argument that is out of range.
     """
-    if name not in PRESETS:
-        raise ArgumentError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
-    if dtype not in DTYPES:
-        raise ArgumentError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if image_size < 1:
-        raise ArgumentError(f"image_size must be at least 1, got {image_size}")
+    check_one_of("preset", name, PRESETS)
+    check_one_of("dtype", dtype, DTYPES)
+    check_int("image_size", image_size, 1)
     if name == "train":
         head: list[Any] = [T.RandomResizedCrop(image_size), T.RandomHorizontalFlip()]
     else:

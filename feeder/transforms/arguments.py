@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_number, check_one_of
 
 __all__ = [
     "BASE_FILTERS",
@@ -44,8 +45,7 @@ def check_interpolation(value: object, antialias: object = True) -> str:
 def check_warp_interpolation(value: object) -> str:
     """Checks the interpolation of an op that warps an image, which may be one of three."""
     name = check_interpolation(value)
-    if name not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
-        raise ArgumentError(f"interpolation must be 'nearest', 'bilinear' or 'bicubic' for this op, got {value!r}")
+    check_one_of("interpolation of this op", name, ("nearest", "nearest-exact", "bilinear", "bicubic"))
     return name
 
 
@@ -73,8 +73,7 @@ def check_range(
 
 def check_probability(value: float) -> float:
     """Returns a probability in [0, 1]."""
-    if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
-        raise ArgumentError(f"p must be a probability from 0 to 1, got {value!r}")
+    check_number("p", value, 0, 1)
     return float(value)
 
 
@@ -100,8 +99,7 @@ def check_padding(value: int | Sequence[int]) -> tuple[int, int, int, int]:
 
 def check_padding_mode(value: str) -> str:
     """Returns the name of a padding mode."""
-    if value not in _PADDING_MODES:
-        raise ArgumentError(f"padding_mode must be one of {', '.join(_PADDING_MODES)}, got {value!r}")
+    check_one_of("padding_mode", value, _PADDING_MODES)
     return value
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_int
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
@@ -103,11 +104,9 @@ class RandAugment(Op):
         interpolation: object = "nearest",
         fill: object = None,
     ) -> None:
-        if num_ops < 0:
-            raise ArgumentError(f"num_ops must not be negative, got {num_ops}")
-        _check_bins(num_magnitude_bins)
-        if not 0 <= magnitude < num_magnitude_bins:
-            raise ArgumentError(f"magnitude must be a bin from 0 to {num_magnitude_bins - 1}, got {magnitude}")
+        check_int("num_ops", num_ops, 0)
+        check_int("num_magnitude_bins", num_magnitude_bins, 2)
+        check_int("magnitude", magnitude, 0, num_magnitude_bins - 1)
         self._set(
             num_ops=num_ops,
             magnitude=magnitude,
@@ -145,7 +144,7 @@ class TrivialAugmentWide(Op):
     fill: tuple[int, int, int]
 
     def __init__(self, num_magnitude_bins: int = 31, interpolation: object = "nearest", fill: object = None) -> None:
-        _check_bins(num_magnitude_bins)
+        check_int("num_magnitude_bins", num_magnitude_bins, 2)
         self._set(
             num_magnitude_bins=num_magnitude_bins,
             interpolation=check_warp_interpolation(interpolation),
@@ -254,11 +253,6 @@ def timm_matrix(kind: str, value: float, width: int, height: int) -> tuple[float
         "TranslateX": (1.0, 0.0, value * width, 0.0, 1.0, 0.0),
         "TranslateY": (1.0, 0.0, 0.0, 0.0, 1.0, value * height),
     }.get(kind)
-
-
-def _check_bins(count: int) -> None:
-    if count < 2:
-        raise ArgumentError(f"num_magnitude_bins must be at least 2, got {count}")
 
 
 def _kinds(uniform: FloatArray) -> IntArray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_int, check_positive
 from feeder.system.arrays import Float32s
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.augment import AUGMENTATIONS, signed, strengths
@@ -61,14 +62,11 @@ class AugMix(Op):
         interpolation: object = "bilinear",
         fill: object = None,
     ) -> None:
-        if not 1 <= severity <= _BINS:
-            raise ArgumentError(f"severity must be from 1 to {_BINS}, got {severity}")
-        if not isinstance(mixture_width, int) or mixture_width < 1:
-            raise ArgumentError(f"mixture_width must be an integer of at least 1, got {mixture_width}")
+        check_int("severity", severity, 1, _BINS)
+        check_int("mixture_width", mixture_width, 1)
         if not isinstance(chain_depth, int):
             raise ArgumentError(f"chain_depth must be an integer, got {chain_depth}")
-        if not 0.0 < alpha < np.inf:
-            raise ArgumentError(f"alpha must be a positive number, got {alpha}")
+        check_positive("alpha", alpha)
         self._set(
             severity=severity,
             mixture_width=mixture_width,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feeder.errors import ArgumentError
+from feeder.system.arguments import check_one_of
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.augment import AUGMENTATIONS, signed, strengths
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
@@ -154,8 +154,7 @@ class AutoAugment(Op):
         self, policy: object = AutoAugmentPolicy.IMAGENET, interpolation: object = "nearest", fill: object = None
     ) -> None:
         name = getattr(policy, "value", policy)  # of both enums
-        if not isinstance(name, str) or name not in _POLICIES:
-            raise ArgumentError(f"policy must be one of {', '.join(_POLICIES)}, got {policy!r}")
+        check_one_of("policy", name, _POLICIES)
         self._set(policy=name, interpolation=check_warp_interpolation(interpolation), fill=check_fill(fill))
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_number
 from feeder.transforms.arguments import check_fill, check_probability, check_range, check_warp_interpolation
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, SizeBounds, Uniforms
 
@@ -177,8 +178,7 @@ class RandomPerspective(Op):
     def __init__(
         self, distortion_scale: float = 0.5, p: float = 0.5, interpolation: object = "bilinear", fill: object = 0
     ) -> None:
-        if not isinstance(distortion_scale, (int, float)) or not 0.0 <= distortion_scale <= 1.0:
-            raise ArgumentError(f"distortion_scale must be a number from 0 to 1, got {distortion_scale!r}")
+        check_number("distortion_scale", distortion_scale, 0, 1)
         self._set(
             distortion_scale=float(distortion_scale),
             p=check_probability(p),

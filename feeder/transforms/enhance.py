@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_int, check_number
 from feeder.transforms.op import ProbabilityOp
 
 __all__ = [
@@ -66,8 +67,7 @@ class RandomPosterize(ProbabilityOp):
 
     def __init__(self, bits: int, p: float = 0.5) -> None:
         super().__init__(p)
-        if not isinstance(bits, int) or not 0 <= bits <= 8:
-            raise ArgumentError(f"bits must be an int from 0 to 8, got {bits!r}")
+        check_int("bits", bits, 0, 8)
         self._set(bits=int(bits))
 
 
@@ -87,8 +87,7 @@ class RandomSolarize(ProbabilityOp):
 
     def __init__(self, threshold: float, p: float = 0.5) -> None:
         super().__init__(p)
-        if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 255:
-            raise ArgumentError(f"threshold must be a number from 0 to 255, got {threshold!r}")
+        check_number("threshold", threshold, 0, 255)
         if 0 < threshold < 1:
             raise ArgumentError(
                 f"threshold is a level of uint8 images, 0-255, got {threshold!r}; for one of 0.0-1.0 images take "
@@ -113,6 +112,5 @@ class RandomAdjustSharpness(ProbabilityOp):
 
     def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
         super().__init__(p)
-        if not isinstance(sharpness_factor, (int, float)) or not 0 <= sharpness_factor < float("inf"):
-            raise ArgumentError(f"sharpness_factor must be a number, 0 or more, got {sharpness_factor!r}")
+        check_number("sharpness_factor", sharpness_factor, 0)
         self._set(sharpness_factor=float(sharpness_factor))

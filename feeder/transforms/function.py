@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray
 from feeder.transforms.op import Drawn, IntArray, Op, Uniforms
 
@@ -125,8 +126,7 @@ class Lambda(Op):
     def __init__(self, lambd: Callable[[Any], Any], *, on: str = "array", keeps_shape: bool = True) -> None:
         if not callable(lambd):
             raise ArgumentError(f"lambd must be a function of an image, got {lambd!r}")
-        if on not in _PLACES:
-            raise ArgumentError(f"on must be one of {', '.join(_PLACES)}, got {on!r}")
+        check_one_of("on", on, _PLACES)
         self._set(lambd=lambd, on=on, keeps_shape=bool(keeps_shape))
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:

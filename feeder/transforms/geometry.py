@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_one_of
 from feeder.system.arrays import Bools
 from feeder.transforms.arguments import (
     check_fill,
@@ -290,8 +291,7 @@ class CornerCrop(CenterCrop):
     corner: str
 
     def __init__(self, size: int | Sequence[int] | ByEpoch, corner: str) -> None:
-        if corner not in CORNERS:
-            raise ArgumentError(f"corner must be one of {', '.join(CORNERS)}, got {corner!r}")
+        check_one_of("corner", corner, CORNERS)
         super().__init__(size)
         self._set(corner=corner)
 

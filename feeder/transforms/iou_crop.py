@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_int
 from feeder.system.arrays import Float32s, Float64s
 from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 
@@ -80,8 +81,7 @@ class RandomIoUCrop(Op):
 
         if not options or min(options) < 0.0:
             raise ArgumentError(f"sampler_options must be numbers of 0 or more, at least one, got {sampler_options!r}")
-        if not isinstance(trials, int) or trials < 1:
-            raise ArgumentError(f"trials must be an int of at least 1, got {trials!r}")
+        check_int("trials", trials, 1)
 
         self._set(
             min_scale=min_scale,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.order.random import Stream, uniform
+from feeder.system.arguments import check_int, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,11 +76,9 @@ class BatchOp(ABC):
     num_classes: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.alpha > 0.0:
-            raise ArgumentError(f"alpha must be positive, got {self.alpha}")
+        check_positive("alpha", self.alpha)
         object.__setattr__(self, "alpha", float(self.alpha))  # of numpy's, too: states are JSON
-        if self.num_classes is not None and (not isinstance(self.num_classes, int) or self.num_classes < 1):
-            raise ArgumentError(f"num_classes must be a positive int or None, got {self.num_classes!r}")
+        check_int("num_classes", self.num_classes, 1, or_none=True)
 
     def __call__(
         self, images: Tensor, labels: Tensor, *, seed: int, epoch: int, step: int

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_int
 from feeder.system.arrays import Int32s
 
 __all__ = ["PadToBatch"]
@@ -35,8 +34,7 @@ class PadToBatch:
     group_by_aspect: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.multiple, bool) or not isinstance(self.multiple, (int, np.integer)) or self.multiple < 1:
-            raise ArgumentError(f"multiple must be an integer of 1 or more, got {self.multiple!r}")
+        check_int("multiple", self.multiple, 1)
         object.__setattr__(self, "multiple", int(self.multiple))
         if not isinstance(self.value, (int, float)) or self.value != self.value:
             raise ArgumentError(f"value must be a number, got {self.value!r}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_one_of
 from feeder.transforms.arguments import check_probability, check_range, check_size
 from feeder.transforms.op import Drawn, IntArray, Op, Params, ProbabilityOp, Uniforms
 
@@ -181,8 +182,7 @@ class Grayscale(Op):
     drawn_name = "gray"
 
     def __init__(self, num_output_channels: int = 1) -> None:
-        if num_output_channels not in (1, 3):
-            raise ArgumentError(f"num_output_channels must be 1 or 3, got {num_output_channels!r}")
+        check_one_of("num_output_channels", num_output_channels, (1, 3))
         self._set(num_output_channels=num_output_channels)
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feeder.errors import ArgumentError
+from feeder.system.arguments import check_number, check_one_of
 from feeder.transforms.op import Op, SizeBounds
 
 __all__ = ["ClampBoundingBoxes", "ClampKeyPoints", "SanitizeBoundingBoxes", "SanitizeKeyPoints", "TargetOp"]
@@ -38,8 +38,7 @@ class SanitizeBoundingBoxes(TargetOp):
 
     def __init__(self, min_size: float = 1.0, min_area: float = 1.0) -> None:
         for name, value in (("min_size", min_size), ("min_area", min_area)):
-            if not isinstance(value, (int, float)) or not value >= 1:
-                raise ArgumentError(f"{name} must be a number of at least 1, got {value!r}")
+            check_number(name, value, 1)
         self._set(min_size=float(min_size), min_area=float(min_area))
 
 
@@ -63,8 +62,7 @@ class ClampBoundingBoxes(TargetOp):
     clamping_mode: str | None
 
     def __init__(self, clamping_mode: str | None = "auto") -> None:
-        if clamping_mode not in ("soft", "hard", "auto", None):
-            raise ArgumentError(f"clamping_mode must be 'soft', 'hard', 'auto' or None, got {clamping_mode!r}")
+        check_one_of("clamping_mode", clamping_mode, ("soft", "hard", "auto", None))
         self._set(clamping_mode=clamping_mode)
 
 

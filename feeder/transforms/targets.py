@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_int, check_one_of
 from feeder.transforms.augment import RandAugment, TimmRandAugment, TrivialAugmentWide
 from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment
@@ -40,8 +41,7 @@ class Target:
         """Sets the fields of a frozen dataclass while it is made."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
-        if self.canvas not in _CANVASES:
-            raise ArgumentError(f"canvas must be 'stored', 'upright' or None, got {self.canvas!r}")
+        check_one_of("canvas", self.canvas, _CANVASES)
 
 
 @dataclass(frozen=True, init=False)
@@ -67,10 +67,8 @@ class Mask(Target):
 
     def __init__(self, fill: int = 0, dtype: object = "uint8", *, canvas: str | None = None) -> None:
         name = (getattr(dtype, "__name__", None) or str(dtype)).removeprefix("torch.")
-        if name not in _MASK_DTYPES:
-            raise ArgumentError(f"dtype of a Mask must be uint8 or int32, got {dtype!r}")
-        if not isinstance(fill, int) or isinstance(fill, bool) or not 0 <= fill <= _MASK_DTYPES[name]:
-            raise ArgumentError(f"fill of a Mask of {name} must be an int from 0 to {_MASK_DTYPES[name]}, got {fill!r}")
+        check_one_of("dtype of a Mask", name, _MASK_DTYPES)
+        check_int(f"fill of a Mask of {name}", fill, 0, _MASK_DTYPES[name])
         self._set(fill=fill, dtype=name, canvas=canvas)
 
 
@@ -99,8 +97,7 @@ class Image(Target):
     recipe: Recipe | Views | None
 
     def __init__(self, draws: str = "same", transform: object = None) -> None:
-        if draws not in ("same", "own"):
-            raise ArgumentError(f"draws must be 'same' or 'own', got {draws!r}")
+        check_one_of("draws", draws, ("same", "own"))
         recipe = None if transform is None else recipe_or_views(transform)
         self._set(draws=draws, recipe=recipe, canvas=None)
 
@@ -142,12 +139,9 @@ class BoundingBoxes(Target):
         canvas: str | None = None,
     ) -> None:
         name = str(getattr(format, "value", format)).lower()
-        if name not in _FORMATS:
-            raise ArgumentError(f"format must be one of {', '.join(_FORMATS)}, not rotated, got {format!r}")
-        if clamping_mode not in _CLAMPING_MODES:
-            raise ArgumentError(f"clamping_mode must be 'soft', 'hard' or None, got {clamping_mode!r}")
-        if not isinstance(first_label, int) or isinstance(first_label, bool) or not 0 <= first_label < 1 << 31:
-            raise ArgumentError(f"first_label must be an int from 0 on, got {first_label!r}")
+        check_one_of("format", name, _FORMATS)
+        check_one_of("clamping_mode", clamping_mode, _CLAMPING_MODES)
+        check_int("first_label", first_label, 0, (1 << 31) - 1)
         self._set(format=name, clamping_mode=clamping_mode, first_label=first_label, canvas=canvas)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_one_of
 from feeder.system.arrays import Float32s
 from feeder.transforms.op import Op
 
@@ -38,8 +39,7 @@ class ToDtype(Op):
     def __init__(self, dtype: object, scale: bool = False) -> None:
         name = getattr(dtype, "__name__", None) or str(dtype)  # numpy scalar types, else torch and numpy dtypes
         name = name.removeprefix("torch.")
-        if name not in _DTYPES:
-            raise ArgumentError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+        check_one_of("dtype", name, _DTYPES)
         self._set(dtype=name, scale=bool(scale))
 
 

@@ -214,7 +214,7 @@ def test_refuses_images_of_different_sizes(source: Path) -> None:
         ([b"\xff\xd8"], {"backend": "none"}, "backend must be"),
         ([b"\xff\xd8"], {"backend": "cuda"}, "decode gives CPU tensors; use 'cpu', 'pillow' or 'dali'"),
         ([], {"transform": T.Views([CROPS] * 2)}, "or call decode once for each view with ids of its own"),
-        ([], {"threads": 0}, "threads must be at least 1"),
+        ([], {"threads": 0}, "threads must be an integer of 1 or more"),
         ([], {"transform": [torch.nn.Identity()]}, "expected an op of feeder.transforms"),
     ],
 )

@@ -426,7 +426,7 @@ def test_what_further_images_do_not_go_with_is_refused_by_name(pairs: Path) -> N
     ):
         with pytest.raises(ArgumentError, match=message):
             loader_of(pairs, transform, targets, **options)
-    with pytest.raises(ArgumentError, match="draws must be 'same' or 'own', got 'both'"):
+    with pytest.raises(ArgumentError, match="draws must be one of same, own, got 'both'"):
         T.Image("both")
     with pytest.raises(ArgumentError, match="Views stands"):
         T.Image(transform=[T.Views([CUT])])

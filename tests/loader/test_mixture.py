@@ -335,7 +335,7 @@ def test_batches_of_one_source_that_a_source_can_not_fill_are_refused(folder: Pa
             loader_of(folder, stop=stop, batching="per_source", options={"batch_size": 8, "rank": 1, "world_size": 2})
     with pytest.raises(ArgumentError, match="samples=7 is less than a batch of all ranks, 8"):
         loader_of(folder, samples=7, batching="per_source")
-    with pytest.raises(ArgumentError, match="batching must be 'mixed' or 'per_source'"):
+    with pytest.raises(ArgumentError, match="batching must be one of mixed, per_source"):
         loader_of(folder, batching="single")
     passes = Mixture(sources_of(folder), repeats={"c": 2}, batching="per_source")
     loader = DataLoader(passes, batch_size=8, shuffle=True)
@@ -600,7 +600,7 @@ def test_sources_that_do_not_go_together_are_refused(folder: Path) -> None:
     ]:
         with pytest.raises(ArgumentError, match=message):
             Mixture(sources)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="labels must be 'keep' or 'merge'"):
+    with pytest.raises(ArgumentError, match="labels must be one of keep, merge"):
         Mixture(given, labels="both")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="images have sizes of their own"):
         DataLoader(Mixture(sources_of(folder, None)), batch_size=2)

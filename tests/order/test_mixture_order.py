@@ -416,7 +416,7 @@ def test_ten_billion_samples_of_a_thousand_sources_take_little_memory() -> None:
         ({"repeats": {"a": 2}, "weights": {"a": 1, "b": 1}}, "repeats= in place of weights="),
         ({"repeats": {"a": 2}, "samples": 4}, "one of stop=, samples= and repeats="),
         ({"stop": "all_exhausted", "samples": 4}, "one of stop=, samples= and repeats="),
-        ({"stop": "never"}, "stop must be one of 'first_exhausted'"),
+        ({"stop": "never"}, "stop must be one of first_exhausted"),
         ({"samples": 0}, "samples must be an integer of 1 or more, got 0"),
         ({"samples": 1 << 51}, "at most 2\\*\\*50 samples"),
     ],

@@ -249,8 +249,8 @@ def test_says_where_it_works() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seed": -1}, "seed must be 0 to"),
-        ({"epoch": 1 << 32}, "epoch must be 0 to"),
+        ({"seed": -1}, "seed must be an integer from 0 to"),
+        ({"epoch": 1 << 32}, "epoch must be an integer from 0 to"),
         ({"backend": "gpu"}, "backend must be 'auto' or one of"),
         ({"backend": "cuda"}, "gives CPU tensors; use 'cpu'"),
         ({"fidelity": "best"}, "fidelity must be one of"),

@@ -212,8 +212,8 @@ def test_an_image_that_must_be_decoded_and_cannot_be_is_rejected(tmp_path: Path)
     [
         ({"mode": "zip"}, "encode must be one of seekable, packed, keep, jpeg, raw, got 'zip'"),
         ({"max_side": 100}, "max_side changes pixels"),
-        ({"mode": "raw", "max_side": 0}, "max_side must be at least 1"),
-        ({"mode": "jpeg", "quality": 100}, "quality must be 1 to 95"),
+        ({"mode": "raw", "max_side": 0}, "max_side must be an integer of 1 or more, or None"),
+        ({"mode": "jpeg", "quality": 100}, "quality must be an integer from 1 to 95"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:

@@ -207,7 +207,7 @@ def test_max_file_bytes_rejects_what_is_larger(tmp_path: Path) -> None:
         shard(str(source), str(out), kept())
     assert shard(str(source), str(tmp_path / "b"), kept(max_file_bytes=len(large))).samples == 3
     for size_bytes in (0, GIB + 1):
-        with pytest.raises(ArgumentError, match="max_file_bytes must be 1 to 1073741824"):
+        with pytest.raises(ArgumentError, match="max_file_bytes must be an integer from 1 to 1073741824"):
             kept(max_file_bytes=size_bytes)
 
 

@@ -723,7 +723,7 @@ def test_damaged_images_and_wrong_addresses_are_told(tmp_path: Path) -> None:
         assert page.get(path).status_code == 404
     assert page.get(f"/sample/0?epoch={(1 << 32) - 1}").text.count("/crop/0?") == 1
     for path in (f"/sample/0?epoch={1 << 32}", f"/crop/0?epoch={1 << 32}", f"/sample/0?seed={1 << 64}"):
-        assert "must be 0 to" in page.get(path).text
+        assert "must be an integer from 0 to" in page.get(path).text
     assert "step must be 0 to 0" in unescape(page.get("/batch?step=3").text)
 
 

@@ -137,7 +137,7 @@ def test_what_does_not_fit_the_ring_is_refused(values: dict[str, Any], message: 
 
 
 def test_bad_arguments_and_a_closed_log_are_refused() -> None:
-    with pytest.raises(feeder.ArgumentError, match="every must be 1 or more"):
+    with pytest.raises(feeder.ArgumentError, match="every must be an integer of 1 or more"):
         DeviceLog(every=0)
     log = DeviceLog()
     log.close()

@@ -114,10 +114,10 @@ def test_an_unreachable_target_gives_the_best_and_what_limits(tree: Path, capsys
     [
         (["--cpus", CPUS + 62], 2, f"cpus must be 1 to {CPUS}, got {CPUS + 62}"),
         (["--cpus", "0"], 2, "cpus must be 1 to"),
-        (["--target", "0"], 2, "target must be more than 0"),
-        (["--seconds", "0"], 2, "seconds must be more than 0"),
+        (["--target", "0"], 2, "target must be a number above 0"),
+        (["--seconds", "0"], 2, "seconds must be a number above 0"),
         (["--backend", "gpujpeg"], 2, "backend must be 'auto' or one of"),
-        (["--num-workers", "-1"], 2, "num_workers must be 0 or more"),
+        (["--num-workers", "-1"], 2, "num_workers must be an integer of 0 or more"),
     ],
 )
 def test_wrong_use_is_refused(

@@ -177,5 +177,5 @@ def test_gray_images_are_refused_where_three_channels_are_needed() -> None:
     with pytest.raises(ArgumentError, match="Grayscale can't be in RandomApply"):
         T.RandomApply([T.Grayscale()])
     T.RandomApply([T.Grayscale(3)])
-    with pytest.raises(ArgumentError, match="must be 1 or 3, got 2"):
+    with pytest.raises(ArgumentError, match="must be one of 1, 3, got 2"):
         T.Grayscale(2)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_one_of
 
 __all__ = ["has_triton", "launching_on", "runs_triton"]
 
@@ -62,8 +63,7 @@ def runs_triton(device: torch.device, using: str) -> bool:
     Raises:
         ArgumentError: if the kernel is requested and can't run.
     """
-    if using not in ("auto", "triton", "torch"):
-        raise ArgumentError(f"using must be 'auto', 'triton' or 'torch', got {using!r}")
+    check_one_of("using", using, ("auto", "triton", "torch"))
     if using == "torch" or (using == "auto" and device.type != "cuda"):
         return False
     lacking = lacks() if device.type == "cuda" else None if has_triton() else "Triton: pip install 'feeder-data[gpu]'"

@@ -9,6 +9,7 @@ import torch
 from feeder.decoders.gpu.dispatch import launching_on, runs_triton
 from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, Color, output_tensor
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_one_of
 
 __all__ = ["gray_mean", "normalize"]
 
@@ -75,8 +76,7 @@ def normalize(
 
 def _check(images: torch.Tensor, size: tuple[int, int], layout: str) -> None:
     """Refuses images of another size than the kernels would read."""
-    if layout not in _LAYOUTS:
-        raise ArgumentError(f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r}")
+    check_one_of("layout", layout, _LAYOUTS)
     if images.dtype != torch.uint8 or not images.is_contiguous() or images.ndim < 1:
         raise ArgumentError(f"images must be contiguous uint8 [N, ...], got {images.dtype} {list(images.shape)}")
     if images.numel() != len(images) * 3 * math.prod(size):

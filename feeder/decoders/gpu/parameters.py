@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_one_of
 
 __all__ = ["BRIGHTNESS", "CONTRAST", "DTYPES", "SATURATION", "Color", "Ragged", "output_tensor"]
 
@@ -124,8 +125,7 @@ def output_tensor(
     Raises:
         ArgumentError: if ``out`` does not fit.
     """
-    if dtype not in DTYPES:
-        raise ArgumentError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+    check_one_of("dtype", dtype, DTYPES)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     shape = (count, 3, *size)
     if out is None:

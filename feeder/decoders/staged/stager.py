@@ -19,7 +19,8 @@ from feeder.decoders.packed import is_packed, packed_head, unpack
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.stored_boxes import stored_boxes, turn_codes
-from feeder.errors import ArgumentError, DecodeError
+from feeder.errors import DecodeError
+from feeder.system.arguments import check_int
 from feeder.system.arrays import Int32s, Int64s, Records, Uint8s
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
 
@@ -59,8 +60,7 @@ class Stager:
         apart: bool = True,
     ) -> None:
         check_options(max_pixels, threads, fidelity)
-        if outlier_pixels < 0:
-            raise ArgumentError(f"outlier_pixels must be 0 or more, got {outlier_pixels}")
+        check_int("outlier_pixels", outlier_pixels, 0)
         self.max_pixels = max_pixels
         self.outlier_pixels = outlier_pixels
         self._options: dict[str, Any] = {"max_pixels": max_pixels, "threads": threads, "fidelity": fidelity}

@@ -52,6 +52,7 @@ from feeder.order.recent import Recent
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
 from feeder.order.skip import Skip
 from feeder.order.split import Split
+from feeder.system.arguments import check_int
 from feeder.system.arrays import Int64s
 from feeder.system.warning import warn
 from feeder.transforms.mixing import check_mix
@@ -378,8 +379,7 @@ class FastPath:
 
     def _set_epoch(self, epoch: int) -> None:
         epoch = operator.index(epoch)  # of a tensor or numpy's, too: states are JSON
-        if not 0 <= epoch < 1 << 32:
-            raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
+        check_int("epoch", epoch, 0, (1 << 32) - 1)
         if epoch != self._next.epoch or self._is_refused:  # which begins it anew
             self._next = Place(epoch)
             self._is_refused = False

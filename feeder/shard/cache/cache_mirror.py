@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from feeder.errors import ArgumentError, NotFoundError, StoreError
+from feeder.errors import NotFoundError, StoreError
 from feeder.shard.cache.link import Link
 from feeder.shard.cache.listed_files import LISTING
 from feeder.shard.cache.places import identity, mirror_folder
@@ -22,6 +22,7 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.mirror import check_same
 from feeder.shard.store.store import TIMEOUT_S, allows_http
 from feeder.shard.store.url import Url, is_remote
+from feeder.system.arguments import check_int, check_positive
 
 __all__ = ["CacheMirror", "FetchOptions", "open_mirror"]
 
@@ -62,10 +63,8 @@ class FetchOptions:
     reads_crops: bool = False
 
     def __post_init__(self) -> None:
-        if self.cache_bytes is not None and (type(self.cache_bytes) is not int or self.cache_bytes < 1):
-            raise ArgumentError(f"cache_bytes must be 1 or more, or None, got {self.cache_bytes!r}")
-        if not self.timeout_s > 0:
-            raise ArgumentError(f"timeout must be more than 0 seconds, got {self.timeout_s!r}")
+        check_int("cache_bytes", self.cache_bytes, 1, or_none=True)
+        check_positive("timeout", self.timeout_s)
 
 
 class _File:

@@ -22,6 +22,7 @@ from feeder.decoders.image_header import (
 from feeder.decoders.packed import add_codebooks, codebook_id
 from feeder.decoders.registry import get_decoder
 from feeder.errors import KERNELS_COMMAND, ArgumentError, BackendError
+from feeder.system.arguments import check_int, check_one_of
 from feeder.transforms import RandomResizedCrop, Recipe, Resize
 
 __all__ = ["ENCODINGS", "PROGRESSIVE", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder", "decode_ms"]
@@ -60,20 +61,16 @@ class EncodeOptions:
     progressive: str = "keep"
 
     def __post_init__(self) -> None:
-        if self.mode not in ENCODINGS:
-            raise ArgumentError(f"encode must be one of {', '.join(ENCODINGS)}, got {self.mode!r}")
-        if self.max_side is not None and self.max_side < 1:
-            raise ArgumentError(f"max_side must be at least 1, got {self.max_side}")
+        check_one_of("encode", self.mode, ENCODINGS)
+        check_int("max_side", self.max_side, 1, or_none=True)
         if self.max_side is not None and self.mode not in ("jpeg", "raw"):
             raise ArgumentError(f"max_side changes pixels, so it needs encode 'jpeg' or 'raw', got {self.mode!r}")
         if self.mode == "packed" and not self.keep_metadata:
             raise ArgumentError("encode 'packed' keeps files to the byte, so it can't strip their metadata")
-        if self.progressive not in PROGRESSIVE:
-            raise ArgumentError(f"progressive must be one of {', '.join(PROGRESSIVE)}, got {self.progressive!r}")
+        check_one_of("progressive", self.progressive, PROGRESSIVE)
         if self.progressive != "keep" and self.mode != "packed":
             raise ArgumentError(f"progressive {self.progressive!r} needs encode 'packed', got {self.mode!r}")
-        if not 1 <= self.quality <= 95:
-            raise ArgumentError(f"quality must be 1 to 95, got {self.quality}")
+        check_int("quality", self.quality, 1, 95)
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> EncodeOptions:

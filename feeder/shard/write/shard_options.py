@@ -12,6 +12,7 @@ from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.encode import EncodeOptions
+from feeder.system.arguments import check_int, check_number, check_one_of
 from feeder.system.text import count
 
 __all__ = ["ENGINES", "REJECTED_NAME", "TAKEDOWN_NAME", "ShardOptions", "ShardSummary"]
@@ -65,29 +66,19 @@ class ShardOptions:
     class_folders: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 64:
-            raise ArgumentError(f"seed must be 0 to 2**64-1, got {self.seed}")
-        if self.shard_size_bytes < 1:
-            raise ArgumentError(f"shard_size_bytes must be at least 1, got {self.shard_size_bytes}")
+        check_int("seed", self.seed, 0, (1 << 64) - 1)
+        check_int("shard_size_bytes", self.shard_size_bytes, 1)
         if self.image_field is not None:
             split_fields(self.image_field)
-        if self.samples_per_shard is not None and self.samples_per_shard < 1:
-            raise ArgumentError(f"samples_per_shard must be at least 1, got {self.samples_per_shard}")
-        if self.workers is not None and self.workers < 1:
-            raise ArgumentError(f"workers must be at least 1, got {self.workers}")
-        if not 1 <= self.max_file_bytes <= MAX_FILE_BYTES:
-            raise ArgumentError(
-                f"max_file_bytes must be 1 to {MAX_FILE_BYTES}, as nothing larger can be loaded, got "
-                f"{self.max_file_bytes}"
-            )
-        if self.engine not in ENGINES:
-            raise ArgumentError(f"engine must be one of {', '.join(ENGINES)}, got {self.engine!r}")
+        check_int("samples_per_shard", self.samples_per_shard, 1, or_none=True)
+        check_int("workers", self.workers, 1, or_none=True)
+        check_int("max_file_bytes", self.max_file_bytes, 1, MAX_FILE_BYTES)
+        check_one_of("engine", self.engine, ENGINES)
         if self.address is not None and self.engine != "ray":
             raise ArgumentError(f"address is for engine 'ray', got engine {self.engine!r}")
         if self.targets and self.encode.max_side is not None:
             raise ArgumentError("max_side would shrink the images, but not their boxes and masks; leave it out")
-        if not 0 <= self.max_bad <= 1:
-            raise ArgumentError(f"max_bad must be 0 to 1, got {self.max_bad}")
+        check_number("max_bad", self.max_bad, 0, 1)
 
     def with_settings(self, settings: Mapping[str, Any]) -> ShardOptions:
         """Returns the options with the settings of a set, see :meth:`settings`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
+from feeder.system.arguments import check_int, check_positive
 from feeder.system.cores import cores
 from feeder.tools.presets import preset
 
@@ -43,12 +44,10 @@ class BenchOptions:
     def __post_init__(self) -> None:
         preset(self.preset, self.dtype, self.image_size)  # checks the three
         for name in ("batch_size", "repeats"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
+            check_int(name, getattr(self, name), 1)
         if any(count < 0 for count in self.workers) or len(set(self.workers)) < len(self.workers):
             raise ArgumentError(f"workers must be different numbers, at least 0, got {self.workers}")
-        if not 0 < self.seconds < float("inf"):
-            raise ArgumentError(f"seconds must be more than 0, got {self.seconds}")
+        check_positive("seconds", self.seconds)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from feeder.dataset.reader import SWAPPING_ORIENTATIONS
 from feeder.decoders.decode import decode
 from feeder.decoders.targets.annotations import Annotations, decode_boxes, decode_points
 from feeder.decoders.targets.mask import MaskArray, check_mask, decode_mask, move_mask
-from feeder.errors import ArgumentError, DecodeError
+from feeder.errors import DecodeError
+from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray, Uint8s
 from feeder.tools.browse.set_view import SetView
 from feeder.transforms.boxes import Boxes, move_boxes
@@ -116,8 +117,7 @@ class Pictures:
         return max(choices, key=lambda each: len(each.drawn))  # of equals the first
 
     def _overlays(self, i: int, size: tuple[int, int], canvas: str) -> Overlays:
-        if canvas not in _CANVASES:
-            raise ArgumentError(f"canvas must be one of {', '.join(_CANVASES)}, got {canvas!r}")
+        check_one_of("canvas", canvas, _CANVASES)
         reader, found = self._view.reader, list[tuple[str, bytes]]()
         with self._view.lock:
             for name in filter(_is_overlay, reader.field_names()):

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
-from feeder.order.random import check_range
+from feeder.system.arguments import check_int
 from feeder.tools.browse.kinds import GROUPS, ORDERS
 from feeder.tools.browse.pictures import Pictures, png
 from feeder.tools.browse.renderer import Renderer
@@ -206,8 +206,7 @@ class SetPages:
     def _step(self, request: Request) -> Step:
         first = self._training.first
         step = Step(*(_number(request, name, default) for name, default in first._asdict().items()))
-        if not 1 <= step.batch_size <= _MOST_BATCH:
-            raise ArgumentError(f"batch_size must be 1 to {_MOST_BATCH}, got {step.batch_size}")
+        check_int("batch_size", step.batch_size, 1, _MOST_BATCH)
         return step
 
     def _drawn(self, request: Request) -> tuple[int, int, int, int]:
@@ -233,8 +232,8 @@ def _draws(request: Request, default: Step) -> tuple[int, int]:
         ArgumentError: if a run can't have them.
     """
     seed, epoch = _number(request, "seed", default.seed), _number(request, "epoch", default.epoch)
-    check_range("seed", seed, 1 << 64)
-    check_range("epoch", epoch, _EPOCHS_OF_A_RUN)
+    check_int("seed", seed, 0, (1 << 64) - 1)
+    check_int("epoch", epoch, 0, _EPOCHS_OF_A_RUN - 1)
     return seed, epoch
 
 

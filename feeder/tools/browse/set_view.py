@@ -8,7 +8,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.store.url import is_remote
+from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray, Bools, Int32s, Int64s, Uint8s
 from feeder.tools.browse.kinds import KINDS, ORDERS, fits, is_unlabelled, order_of
 from feeder.tools.presets import open_dataset
@@ -248,9 +249,9 @@ class SetView:
     def _choose(self, choice: SampleChoice) -> range | Int64s:
         """Returns the ids of a choice without a text, in its order."""
         for kind in choice.kinds:
-            _check_one_of("kind", kind, KINDS)
+            check_one_of("kind", kind, KINDS)
         if choice.order:
-            _check_one_of("order", choice.order, ORDERS)
+            check_one_of("order", choice.order, ORDERS)
         if choice.label is not None and self.labels.dtype != np.int64:
             raise ArgumentError("this set has numbers as targets, and no classes to choose by")
 
@@ -329,11 +330,6 @@ class SetView:
                 with contextlib.suppress(DecodeError), self.lock:
                     found[name] = str(self.reader.field(i, name))
         return found
-
-
-def _check_one_of(name: str, value: str, known: Mapping[str, str]) -> None:
-    if value not in known:
-        raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def _text(name: str, data: bytes) -> str | None:

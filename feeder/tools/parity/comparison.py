@@ -15,8 +15,9 @@ from feeder.dataset.reader import Reader, ReadSamples
 from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
-from feeder.errors import ArgumentError, DecodeError
+from feeder.errors import DecodeError
 from feeder.order.permutation import permute
+from feeder.system.arguments import check_int
 from feeder.system.progress import Progress
 from feeder.system.text import count, printable
 from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Differences, crop_ratio
@@ -144,8 +145,7 @@ def parity(
         SourceError: if the images can't be listed.
         FormatError: if the index is damaged.
     """
-    if images < 1:
-        raise ArgumentError(f"images must be at least 1, got {images}")
+    check_int("images", images, 1)
     comparison = _Comparison(get_decoder(backend, Recipe.of(RECIPES[0]), fidelity=fidelity, device=device), seed)
     reader = open_dataset(path, None).reader
     number = min(images, len(reader))

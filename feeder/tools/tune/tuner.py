@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from feeder.decoders.registry import Dali, available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import WorkerOptions
+from feeder.system.arguments import check_int, check_positive
 from feeder.system.cores import cores
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.trial import run, step_rate
@@ -158,15 +158,13 @@ def _search(
 
 def _budget(target: float | None, cpus: int | None, seconds: float) -> Budget:
     machine = cores()
-    if target is not None and not (target > 0 and math.isfinite(target)):
-        raise ArgumentError(f"target must be more than 0 images/s, got {target}")
+    check_positive("target", target, or_none=True)
     if cpus is not None and not 1 <= cpus <= machine.usable:
         raise ArgumentError(
             f"cpus must be 1 to {machine.usable}, got {cpus}: this process may use {machine.describe()}; more "
             "can't be measured"
         )
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise ArgumentError(f"seconds must be more than 0, got {seconds}")
+    check_positive("seconds", seconds)
     return Budget(machine.usable if cpus is None else cpus, machine, seconds)
 
 
@@ -204,8 +202,7 @@ def _source(data: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
         given["worker_threads"] = threads
 
     baseline = Setting(**{"num_workers": 0, **given}, backend=backend)
-    if baseline.num_workers < 0:
-        raise ArgumentError(f"num_workers must be 0 or more, got {baseline.num_workers}")
+    check_int("num_workers", baseline.num_workers, 0)
     return _Source(make, rest, backends), baseline
 
 

@@ -1,0 +1,49 @@
+"""Checks of arguments that many modules take: one sentence for each kind of fault."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from feeder.errors import ArgumentError
+
+__all__ = ["check_int", "check_number", "check_one_of", "check_positive"]
+
+_NONE = ("", ", or None")  # by whether it may be
+
+
+def check_one_of(name: str, value: Any, known: Iterable[object]) -> None:
+    """Raises ArgumentError for a value that is none of those known."""
+    choices = list(known)
+    if value not in choices:
+        raise ArgumentError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
+
+
+def check_int(name: str, value: Any, low: int, high: float = math.inf, *, or_none: bool = False) -> None:
+    """Raises ArgumentError for anything but an integer, Python's or numpy's, in [low, high]; None passes if it may."""
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not (is_int and low <= value <= high) and not (or_none and value is None):
+        raise ArgumentError(f"{name} must be an integer {_span(low, high)}{_NONE[or_none]}, got {value!r}")
+
+
+def check_number(name: str, value: Any, low: float, high: float = math.inf) -> None:
+    """Raises ArgumentError for anything but a finite number, Python's or numpy's, in [low, high]."""
+    if not (_is_finite(value) and low <= value <= high):
+        raise ArgumentError(f"{name} must be a number {_span(low, high)}, got {value!r}")
+
+
+def check_positive(name: str, value: Any, *, or_none: bool = False) -> None:
+    """Raises ArgumentError for anything but a finite number above 0, Python's or numpy's; None passes if it may."""
+    if not (_is_finite(value) and value > 0) and not (or_none and value is None):
+        raise ArgumentError(f"{name} must be a number above 0{_NONE[or_none]}, got {value!r}")
+
+
+def _span(low: float, high: float) -> str:
+    return f"of {low} or more" if high == math.inf else f"from {low} to {high}"
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)
