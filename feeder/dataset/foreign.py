@@ -376,6 +376,11 @@ def check_foreign(dataset: Any) -> Callable[[Any], ForeignReader]:
             "`yield feeder.Encoded(path), label` where it opened the image, and give it to feeder.DataLoader"
         )
     library = owner.partition(".")[0]
+    if owner == "timm.data.dataset.AugMixDataset":
+        raise TypeError(
+            "AugMixDataset, of num_aug_splits, makes several images of each: leave it out, and make them by "
+            "feeder.transforms.Views, which has a recipe for each"
+        )
     if owner not in _KINDS:
         own = library not in ("datasets", "timm", "torchvision", "")
         raise _refusal(f"{kind} has a __getitem__ of its own" if own else f"{kind} is not taken yet")

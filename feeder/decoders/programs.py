@@ -403,14 +403,14 @@ def _mix_chains(op: T.AugMix, params: Params, size: _Size) -> Programs:
 
 
 def _timm_augment(op: T.TimmRandAugment, params: Params, size: _Size) -> Programs:
-    kind, value = params["kind"], params["value"]
+    kind, value, variants = params["kind"], params["value"], op.variants()
     block = _block(*kind.shape)
     block[:, :, 0] = _TIMM_KINDS[kind]
     block[:, :, 1] = value
     for row, place in np.argwhere(_TIMM_WARPS[kind]).tolist():
         name, strength = TIMM_AUGMENTATIONS[kind[row, place]], float(value[row, place])
         matrix = timm_matrix(name, strength, size[1], size[0]) or rotation_matrix(size[1], size[0], strength)
-        _warp(block[row, place], _OPS.AFFINE, matrix, op)
+        _warp(block[row, place], _OPS.AFFINE, matrix, variants[params["bicubic"][row, place]])
     return block
 
 

@@ -11,6 +11,7 @@ from feeder.system.arguments import check_number, check_one_of
 
 __all__ = [
     "BASE_FILTERS",
+    "check_drawn_interpolation",
     "check_fill",
     "check_interpolation",
     "check_padding",
@@ -40,6 +41,11 @@ def check_interpolation(value: object, antialias: object = True) -> str:
     if isinstance(named, str) and named in _INTERPOLATIONS:
         return named
     raise ArgumentError(f"interpolation must be one of {', '.join(_INTERPOLATIONS)}, got {value!r}")
+
+
+def check_drawn_interpolation(value: object, antialias: object = True) -> str:
+    """Returns an interpolation's name, or "random", for which images draw one of ``BASE_FILTERS``."""
+    return "random" if value == "random" else check_interpolation(value, antialias)
 
 
 def check_warp_interpolation(value: object) -> str:

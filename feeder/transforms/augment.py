@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.system.arguments import check_int
-from feeder.transforms.arguments import check_fill, check_warp_interpolation
+from feeder.transforms.arguments import BASE_FILTERS, check_fill, check_warp_interpolation
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
 __all__ = [
@@ -194,7 +194,8 @@ class TimmRandAugment(Op):
         config: timm's configuration, such as "rand-m9-mstd0.5-inc1": strength m (10), number of augmentations n (2),
             probability p of each (0.5), standard deviation of the strength mstd (0; above 100: uniform from 0 to m),
             largest strength mmax (10), and inc1 for augmentations that all grow with the strength.
-        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant; "random" draws bilinear or
+            bicubic for each augmentation, as timm does.
         fill: One number or (R, G, B), 0-255, for pixels from outside the image; timm's is the mean of its images.
 
     Raises:
@@ -214,10 +215,17 @@ class TimmRandAugment(Op):
         fill: object = (124, 116, 104),
     ) -> None:
         _config(config)
-        self._set(config=config, interpolation=check_warp_interpolation(interpolation), fill=check_fill(fill))
+        name = "random" if interpolation == "random" else check_warp_interpolation(interpolation)
+        self._set(config=config, interpolation=name, fill=check_fill(fill))
+
+    def variants(self) -> tuple[TimmRandAugment, ...]:
+        """Returns the op with each interpolation that it may draw; ``bicubic`` of its draws is the number of one."""
+        if self.interpolation != "random":
+            return (self,)
+        return tuple(replace(self, interpolation=each) for each in BASE_FILTERS)
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        """Draws ``kind``, [N, n], numbers in ``TIMM_AUGMENTATIONS``, and ``value``, of timm's own units."""
+        """Draws ``kind``, [N, n], in ``TIMM_AUGMENTATIONS``, ``value``, of timm's own units, and ``bicubic``."""
         config = _config(self.config)
         count = int(config.n)
         choice, fires, first, second, sign = np.split(uniforms(5 * count), 5, axis=1)
@@ -230,7 +238,10 @@ class TimmRandAugment(Op):
         level = np.clip(level, 0.0, config.mmax or _LEVELS)
         value = _timm_values(kind, level / _LEVELS, np.where(sign > 0.5, -1.0, 1.0), config.inc == 1)
         fired = fires <= config.p
-        return Drawn({"kind": np.where(fired, kind, 0), "value": np.where(fired, value, 0.0)}, sizes)
+        cubic = np.zeros_like(kind)
+        if self.interpolation == "random":
+            cubic += uniforms(6 * count)[:, 5 * count :] < 0.5
+        return Drawn({"kind": np.where(fired, kind, 0), "value": np.where(fired, value, 0.0), "bicubic": cubic}, sizes)
 
 
 def _timm_values(kind: IntArray, part: FloatArray, sign: FloatArray, increasing: bool) -> FloatArray:

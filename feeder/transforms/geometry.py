@@ -12,6 +12,7 @@ from feeder.errors import ArgumentError
 from feeder.system.arguments import check_one_of
 from feeder.system.arrays import Bools
 from feeder.transforms.arguments import (
+    check_drawn_interpolation,
     check_fill,
     check_interpolation,
     check_padding,
@@ -50,7 +51,8 @@ class RandomResizedCrop(ResizeOp):
         size: Output (height, width) in pixels; an int makes a square. Also ``BUCKET`` or a :class:`ByEpoch`.
         scale: (min, max) of the crop's area as a fraction of the image's.
         ratio: (min, max) of the crop's width / height.
-        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant; "random" draws bilinear or
+            bicubic for each image, as timm does.
         antialias: True; anything else than None is refused.
 
     Raises:
@@ -77,7 +79,7 @@ class RandomResizedCrop(ResizeOp):
             size=check_variable(size, _check_size),
             scale=check_range("scale", scale, low=0.0),
             ratio=check_range("ratio", ratio, low=1e-6),
-            interpolation=check_interpolation(interpolation, antialias),
+            interpolation=check_drawn_interpolation(interpolation, antialias),
         )
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
@@ -95,6 +97,8 @@ class RandomResizedCrop(ResizeOp):
         resized = np.broadcast_to(np.array(self.size, np.int64), sizes.shape)
         params = {"top": top, "left": left, "height": crop_height, "width": crop_width}
         params |= {"resized_height": resized[:, 0], "resized_width": resized[:, 1]}
+        if self.interpolation == "random":  # by a number that no attempt takes
+            params["bicubic"] = (uniforms(3 + 2 * _ATTEMPTS)[:, -1] < 0.5).astype(np.uint8)
         return Drawn(params, resized)
 
     def _attempt(self, height: IntArray, width: IntArray, uniform: FloatArray) -> tuple[IntArray, IntArray, Bools]:

@@ -148,7 +148,7 @@ class ResizeOp(Op):
     interpolation: str
 
     def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation in BASE_FILTERS
+        return self.interpolation in (*BASE_FILTERS, "random")
 
 
 @dataclass(frozen=True, init=False)

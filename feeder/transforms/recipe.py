@@ -73,6 +73,7 @@ class Draws:
         frame: int32 [N, 4], (left, top, width, height) of the area that the source box maps onto, in images of
             ``base_size``, whose border has the recipe's :attr:`Recipe.base_fill`. It is empty where only the border is
             left; left is -1 where a ``RandomCrop`` is larger than the image. None: that of the whole image.
+        bicubic: uint8 [N], 1 where a drawn interpolation is bicubic; None: it is not drawn.
     """
 
     image_size: Int32s
@@ -86,6 +87,7 @@ class Draws:
     epoch: int
     keys: IntArray
     frame: Int32s | None = None
+    bicubic: Uint8s | None = None
 
     def __len__(self) -> int:
         return len(self.flip)
@@ -105,6 +107,7 @@ class Draws:
             epoch=self.epoch,
             keys=self.keys[chosen],
             frame=None if self.frame is None else self.frame[chosen],
+            bicubic=None if self.bicubic is None else self.bicubic[chosen],
         )
 
     def head(self) -> Draws:
@@ -305,7 +308,7 @@ class Recipe:
 
     @cached_property
     def base_filter(self) -> str:
-        """The interpolation of the base path: "bilinear", also without a resize, or "bicubic"."""
+        """The interpolation of the base path: "bilinear", also without a resize, "bicubic", or "random"."""
         resizes = (op for op in self.ops[: self.base_length] if op.resizes)
         return next((getattr(op, "interpolation", "bilinear") for op in resizes), "bilinear")
 
@@ -511,6 +514,7 @@ class _Base:
         self._hidden = np.zeros(len(sizes), np.bool_)
         self._too_small = np.zeros(len(sizes), np.bool_)
         self._resized = False
+        self._bicubic: Uint8s | None = None
 
     def drawn(self) -> dict[str, Any]:
         """Returns the fields of :class:`Draws` that describe the base path."""
@@ -525,6 +529,7 @@ class _Base:
             "base_size": self._canvas.astype(np.int32),
             "flip": self._flip.astype(np.uint8),
             "frame": frame,
+            "bicubic": self._bicubic,
         }
 
     def apply(self, op: Op, params: Params) -> None:
@@ -534,6 +539,7 @@ class _Base:
             self._size = self._canvas = np.stack([params["resized_height"], params["resized_width"]], axis=1)
             self._start = np.zeros_like(self._size)
             self._resized = True
+            self._bicubic = params.get("bicubic")
         if "padding" in params:
             before, after = params["padding"][:, :2], params["padding"][:, 2:]
             self._start = self._start + before

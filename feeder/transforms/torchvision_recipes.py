@@ -31,6 +31,7 @@ from feeder.transforms import (
     scale_jitter,
     shortest_size,
 )
+from feeder.transforms.arguments import BASE_FILTERS, check_interpolation
 from feeder.transforms.choice import RandomApply, RandomChoice, RandomOrder
 from feeder.transforms.function import Lambda
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -405,7 +406,7 @@ def _timms(op: Any, name: str, state: _State) -> _State:
         return state.then(RandomApply(_inner(op.transf, state), op.p))
 
     if name == "RandomResizedCropAndInterpolation" and is_pillow:
-        return state.then(RandomResizedCrop(op.size, op.scale, op.ratio, _one(op.interpolation)))
+        return state.then(RandomResizedCrop(op.size, op.scale, op.ratio, _drawn(op.interpolation)))
     if name == "RandAugment" and is_pillow:
         return state.then(_timm_augment(op))
     if name == "RandomErasing" and state.is_float and not op.rand_color and op.max_count == 1:
@@ -415,10 +416,13 @@ def _timms(op: Any, name: str, state: _State) -> _State:
     raise ArgumentError("it has no counterpart")
 
 
-def _one(interpolation: Any) -> Any:
-    if isinstance(interpolation, (tuple, list)):
-        raise ArgumentError("it draws its interpolation: give it one, such as interpolation='bicubic'")
-    return interpolation
+def _drawn(interpolation: Any) -> Any:
+    """Returns "random" for the two that timm draws from, and anything else as it is."""
+    if not isinstance(interpolation, (tuple, list)):
+        return interpolation
+    if tuple(map(check_interpolation, interpolation)) != BASE_FILTERS:
+        raise ArgumentError("it draws another interpolation than bilinear or bicubic: give it one")
+    return "random"
 
 
 def _timm_augment(op: Any) -> augment.TimmRandAugment:
@@ -432,7 +436,7 @@ def _timm_augment(op: Any) -> augment.TimmRandAugment:
 
     config = f"rand-m{first.magnitude}-n{op.num_layers}-p{first.prob}-inc{increasing // 6}"
     config += f"-mstd{min(first.magnitude_std, 101)}-mmax{first.magnitude_max or 10}"
-    return augment.TimmRandAugment(config, _one(first.kwargs["resample"]), first.kwargs["fillcolor"])
+    return augment.TimmRandAugment(config, _drawn(first.kwargs["resample"]), first.kwargs["fillcolor"])
 
 
 def _same(op: Any, name: str, state: _State) -> _State:

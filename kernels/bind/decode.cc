@@ -42,6 +42,7 @@ struct ViewArrays {
     std::optional<Floats> bias;
     std::optional<Programs> programs;
     ResizeFilter filter;
+    std::optional<Bytes8> bicubic;
     std::optional<Boxes32> frames;
     uint8_t fill[3];
 
@@ -51,7 +52,8 @@ struct ViewArrays {
     ViewArrays(Boxes64 sources, Boxes32 supports, Bytes8 mirrored, OutArray pixels, const std::string& layout_name,
                const std::string& dtype_name, std::optional<Floats> scales, std::optional<Floats> biases,
                std::optional<Programs> drawn = {}, const std::string& filter_name = "bilinear",
-               std::optional<Boxes32> framed = {}, std::tuple<int, int, int> color = {})
+               std::optional<Boxes32> framed = {}, std::tuple<int, int, int> color = {},
+               std::optional<Bytes8> bicubics = {})
         : source_boxes(sources),
           support_boxes(supports),
           flips(mirrored),
@@ -63,6 +65,7 @@ struct ViewArrays {
           bias(biases),
           programs(drawn),
           filter(filter_of(filter_name)),
+          bicubic(bicubics),
           frames(framed) {
         fill_of(color, fill);
         for (size_t i = 0; frames && i < frames->shape(0); ++i) {
@@ -87,7 +90,8 @@ struct ViewArrays {
 
     bool has(size_t count) const {
         return source_boxes.shape(0) == count && support_boxes.shape(0) == count && flips.shape(0) == count &&
-               out.shape(0) == count && (!frames || frames->shape(0) == count);
+               out.shape(0) == count && (!frames || frames->shape(0) == count) &&
+               (!bicubic || bicubic->shape(0) == count);
     }
 
     View view_of(size_t i) const {
@@ -95,7 +99,7 @@ struct ViewArrays {
         std::copy_n(source_boxes.data() + 4 * i, 4, view.source_box);
         std::copy_n(support_boxes.data() + 4 * i, 4, view.support_box);
         view.flip = flips.data()[i] != 0;
-        view.filter = filter;
+        view.filter = bicubic && bicubic->data()[i] != 0 ? ResizeFilter::bicubic : filter;
         if (frames) {
             const int32_t* const part = frames->data() + 4 * i;
             view.part = {part[0], part[1], part[2], part[3], {fill[0], fill[1], fill[2]}};
@@ -252,13 +256,15 @@ void add_decode(nb::module_& module) {
     nb::class_<ViewArrays>(module, "View", "One output of each of N images.")
         .def(nb::init<Boxes64, Boxes32, Bytes8, OutArray, const std::string&, const std::string&, std::optional<Floats>,
                       std::optional<Floats>, std::optional<Programs>, const std::string&, std::optional<Boxes32>,
-                      std::tuple<int, int, int>>(),
+                      std::tuple<int, int, int>, std::optional<Bytes8>>(),
              "source_boxes"_a, "support_boxes"_a, "flips"_a, nb::arg("out").noconvert(), nb::kw_only(), "layout"_a,
              "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(), "programs"_a = nb::none(),
              "filter"_a = "bilinear", "frames"_a = nb::none(), "fill"_a = std::tuple<int, int, int>(),
+             "bicubic"_a = nb::none(),
              "Args and Raises: those of decode_batch(); filter: bilinear, or bicubic, which is decoded as for \"exact\";\n"
              "frames: int32 [N, 4], left, top, width, height of the part of `out` that the source box maps onto, beside\n"
-             "which is the color `fill`; left of -1: the image was too small.");
+             "which is the color `fill`; left of -1: the image was too small; bicubic: uint8 [N], nonzero for bicubic\n"
+             "whatever the filter; None: none.");
     module.def(
         "decode_views", &decode_views, "buffers"_a, "views"_a, "orientations"_a, nb::kw_only(), "threads"_a = 1,
         "fidelity"_a = "fast", "max_pixels"_a = 0, "image_sizes"_a = nb::none(), "first_rows"_a = nb::none(),

@@ -121,6 +121,23 @@ def test_bicubic_crops_are_native_and_have_pillows_bytes(form: str, size: int) -
         np.testing.assert_array_equal(found.transpose(1, 2, 0), expected)
 
 
+@pytest.mark.parametrize("decoder", [CpuDecoder(), PillowDecoder()], ids=["cpu", "pillow"])
+@pytest.mark.parametrize("behind", [[], [T.RandomInvert()]], ids=["base path", "ops after it"])
+def test_images_have_the_pixels_of_the_interpolation_that_they_draw(
+    decoder: CpuDecoder | PillowDecoder, behind: list[T.Op]
+) -> None:
+    images = [jpeg(i) for i in range(20)]
+    names = "bilinear", "bicubic", "random"
+    recipes = {name: T.Recipe.of([T.RandomResizedCrop(24, interpolation=name), *behind]) for name in names}
+    made = {name: run(decoder, images, recipe)[0] for name, recipe in recipes.items()}
+    bicubic = draw(recipes["random"], 20).bicubic
+    assert bicubic is not None
+    assert 4 < bicubic.sum() < 16
+    for row, is_bicubic in enumerate(bicubic.tolist()):
+        np.testing.assert_array_equal(made["random"][row], made[names[is_bicubic]][row])
+        assert (made["random"][row] != made[names[not is_bicubic]][row]).any()
+
+
 def test_bad_options_are_argument_errors() -> None:
     for options in ({"threads": 0}, {"max_pixels": 0}, {"fidelity": "slow"}):
         with pytest.raises(ArgumentError, match=next(iter(options))):

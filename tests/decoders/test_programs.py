@@ -95,6 +95,7 @@ GRAY: list[list[Op]] = [
     [TimmRandAugment("rand-m9-mstd0.5-inc1-n4-p1")],
     [TimmRandAugment("rand-m10-mstd101-n4-p0.8", "bicubic", fill=7)],
     [TimmRandAugment("rand-n4-m7-mmax9", "nearest")],
+    [TimmRandAugment("rand-n4-m9-p1", "random")],
     [AugMix(), RandomVerticalFlip(), AugMix(10, 2, 4, 0.3, False, "nearest", fill=(9, 8, 7))],
     [RandomInvert(), RandomApply([AugMix(5, 1)], 0.6), RandomSolarize(99)],
     [AutoAugment()],

@@ -273,6 +273,14 @@ def timms_prefetcher(folder: Path) -> None:
     assert next(iter(mixed.loader))[0].max() > 0
     mixed.loader.collate_fn.mixup_enabled = False
     assert mixed.loader.collate_fn.mixup_enabled is False
+
+    class AugMixDataset(torch.utils.data.Dataset[Any]):  # as timm's
+        def __getitem__(self, i: int) -> Any:
+            return dataset[i]
+
+    AugMixDataset.__module__, AugMixDataset.__qualname__ = "timm.data.dataset", "AugMixDataset"
+    with pytest.raises(TypeError, match=r"num_aug_splits.*feeder\.transforms\.Views"):
+        feeder.from_torch(AugMixDataset())
     assert next(iter(mixed.loader))[0].max() == 0
 
     class MultiEpochsDataLoader(torch.utils.data.DataLoader[Any]):

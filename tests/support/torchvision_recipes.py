@@ -433,9 +433,9 @@ def _made_by(module: str, kind: str, base: type = object, /, **values: Any) -> A
     return made
 
 
-def _timms_augment(names: list[str], **values: Any) -> Any:
+def _timms_augment(names: list[str], resample: Any = Image.Resampling.BICUBIC, **values: Any) -> Any:
     hparams = {"img_mean": (1, 2, 3)}
-    kwargs = {"resample": Image.Resampling.BICUBIC, "fillcolor": (1, 2, 3)}
+    kwargs = {"resample": resample, "fillcolor": (1, 2, 3)}
     each = {"prob": 0.5, "magnitude": 9, "magnitude_std": 0.5, "magnitude_max": None, "hparams": hparams}
     ops = [_made_by("timm.data.auto_augment", "AugmentOp", name=name, kwargs=kwargs, **each) for name in names]
     given = {"ops": ops, "num_layers": 2, "choice_weights": None} | values
@@ -476,9 +476,16 @@ def ops_of_timm_and_open_clip_are_native() -> None:
     plain = [name.removesuffix("Increasing") for name in names]
     weaker = T.TimmRandAugment("rand-m9-n2-p0.5-inc0-mstd0.5-mmax10", "bicubic", (1, 2, 3))
     assert convert([_timms_augment(plain)]).ops == (weaker,)
-    drawn = (v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC)
+    drawn = (v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC)  # by timm's default
+    crop |= {"interpolation": drawn}
+    augment = _timms_augment(names, (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
+    assert convert([_made_by(timms, "RandomResizedCropAndInterpolation", **crop), augment]).ops == (
+        T.RandomResizedCrop((24, 16), (0.2, 1.0), ratio, "random"),
+        T.TimmRandAugment("rand-m9-n2-p0.5-inc1-mstd0.5-mmax10", "random", (1, 2, 3)),
+    )
+    crop |= {"interpolation": drawn[:1]}
     for op, reason in (
-        (_made_by(timms, "RandomResizedCropAndInterpolation", **crop | {"interpolation": drawn}), "draws its interpol"),
+        (_made_by(timms, "RandomResizedCropAndInterpolation", **crop), "draws another interpol"),
         (_timms_augment(names[1:]), "usual configurations"),
         (_timms_augment([*plain[:4], *names[4:]][:9] + plain[9:]), "usual configurations"),
         (_timms_augment(names, choice_weights=[1.0]), "usual configurations"),

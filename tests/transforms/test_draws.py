@@ -196,6 +196,20 @@ def test_timms_augmentations_are_drawn_as_often_as_in_timm() -> None:
     assert np.abs(strong["value"][strong["kind"] == TIMM_AUGMENTATIONS.index("Rotate")]).min() == 45
 
 
+def test_interpolations_are_drawn_and_change_no_other_draw() -> None:
+    count = 4000
+    for fixed, drawn in (
+        (RandomResizedCrop(9), RandomResizedCrop(9, interpolation="random")),
+        (TimmRandAugment(), TimmRandAugment(interpolation="random")),
+    ):
+        params, others = (
+            draw([op], sizes=np.full((count, 2), 99), ids=np.arange(count)).ops[0] for op in (drawn, fixed)
+        )
+        assert abs(params["bicubic"].mean() - 0.5) < 0.04
+        for name in params.keys() - {"bicubic"}:
+            np.testing.assert_array_equal(params[name], others[name])
+
+
 @pytest.mark.parametrize("policy", AutoAugmentPolicy)
 def test_policies_of_autoaugment_are_those_of_torchvision(policy: AutoAugmentPolicy) -> None:
     op, count = AutoAugment(policy), 0

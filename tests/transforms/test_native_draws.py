@@ -111,7 +111,9 @@ class Own(RandomHorizontalFlip):
     """May draw in a way of its own."""
 
 
-@pytest.mark.parametrize("op", [Own(), Resize(1 << 16), Resize((8, 1 << 17))], ids=repr)
+@pytest.mark.parametrize(
+    "op", [Own(), Resize(1 << 16), Resize((8, 1 << 17)), RandomResizedCrop(8, interpolation="random")], ids=repr
+)
 def test_unknown_ops_and_sizes_have_no_native_draws(op: Op) -> None:
     assert base_ops(Recipe.of(Compose([op]))) is None
 

@@ -54,6 +54,7 @@ _OPS = [
     T.SanitizeBoundingBoxes(3, 4),
     T.SanitizeKeyPoints(),
     T.ScaleJitter((20, 30), (0.5, 0.7)),
+    T.RandomResizedCrop(24, interpolation="random"),
     T.TimmRandAugment("rand-m7-n3-p0.4", "bicubic", fill=(1, 2, 3)),
     T.ToDtype("float16", scale=True),
     T.TrivialAugmentWide(5, fill=(1, 2, 3)),

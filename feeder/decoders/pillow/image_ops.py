@@ -42,7 +42,8 @@ def _window(image: Image.Image, row: Row) -> Image.Image:
 
 def _resize(image: Image.Image, op: Any, row: Row) -> Image.Image:
     size = int(row["resized_width"]), int(row["resized_height"])
-    return image if size == image.size else image.resize(size, _RESAMPLING[op.interpolation])
+    name = op.interpolation if "bicubic" not in row else ("bilinear", "bicubic")[int(row["bicubic"])]
+    return image if size == image.size else image.resize(size, _RESAMPLING[name])
 
 
 def _pad_image(
@@ -236,8 +237,9 @@ def _augment_once(image: Image.Image, op: _Automatic, kind: str, magnitude: floa
 
 
 def _timm_augment(image: Image.Image, op: T.TimmRandAugment, row: Row) -> Image.Image:
-    for number, value in zip(row["kind"], row["value"].tolist(), strict=True):
-        image = _timm_augment_once(image, op, TIMM_AUGMENTATIONS[number], value)
+    variants = op.variants()
+    for number, value, variant in zip(row["kind"], row["value"].tolist(), row["bicubic"], strict=True):
+        image = _timm_augment_once(image, variants[variant], TIMM_AUGMENTATIONS[number], value)
     return image
 
 

@@ -310,7 +310,7 @@ def base_ops(recipe: Recipe) -> _native.BaseOps | None:
     ops = _native.BaseOps()
     for stream, op in enumerate(recipe.ops[: recipe.base_length]):
         kind = type(op)
-        if max(_sides(op), default=0) > _LARGEST_SIDE:
+        if max(_sides(op), default=0) > _LARGEST_SIDE or getattr(op, "interpolation", None) == "random":
             return None
         if isinstance(op, RandomResizedCrop) and kind is RandomResizedCrop:
             logs = math.log(op.ratio[0]), math.log(op.ratio[1])
