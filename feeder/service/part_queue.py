@@ -111,9 +111,10 @@ class PartQueue:
         """
         for job in sorted(self._waiting, key=lambda name: self.running.get(name, 0)):
             if self._most is not None and self.running.get(job, 0) >= self._most:
-                return None
+                return None  # the jobs after it have as many under way
             for name in dict.fromkeys((self._in_turn(job), job)):
                 if fits(self._waiting[name][0]):
+                    self._waiting[job][0].passed += name != job
                     return self._begin(name, job)
         return None
 
@@ -124,10 +125,7 @@ class PartQueue:
             return job
         nexts = (tasks[0] for tasks in self._waiting.values())
         last = min((each for each in nexts if (each.kind, each.digest) == (own.kind, own.digest)), key=_place_of)
-        if last.place == own.place:
-            return job
-        own.passed += 1
-        return last.job
+        return job if last.place == own.place else last.job
 
     def _begin(self, name: str, turn_of: str) -> Task:
         """Takes a job's next task, in its own turn or another one's."""

@@ -82,6 +82,16 @@ def test_a_job_that_is_ahead_of_another_one_of_its_work_leaves_it_seven_of_eight
     assert turns(queue, 16).count("behind") == 15  # all of its own, and seven of the other one's eight
 
 
+def test_a_turn_in_which_no_task_fits_is_not_left_to_another_job() -> None:
+    queue = PartQueue()
+    for number in range(20):
+        queue.add(task("ahead", 1000 + number, "work"))
+        queue.add(task("behind", number, "work"))
+    for _ in range(8):
+        assert queue.take(lambda _: False) is None
+    assert turns(queue, 8).count("behind") == 8
+
+
 def test_the_turns_of_a_job_of_other_work_stay_its_own() -> None:
     queue = PartQueue()
     for number in range(20):

@@ -1,4 +1,4 @@
-"""The HTTP server of a loader's meters."""
+"""The HTTP server of metrics: of a loader's meters, and of an input service."""
 
 from __future__ import annotations
 

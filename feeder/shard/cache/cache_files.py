@@ -1,4 +1,11 @@
-"""The files of a cache folder, as its fetcher keeps them: which blocks are present, and which files may be dropped."""
+"""The files of a cache folder, as its fetcher keeps them: which blocks are present, and which files may be dropped.
+
+Note [What is dropped]
+    Never files that are kept (indices), written just now, or needed: a client reads them or a plan will. Of the others,
+    first those that all plans are done with, then the rest, the one used longest ago first. Pinned files, which stay as
+    they leave room in the budget for those that come and go, are dropped only once the budget has become smaller or the
+    disk is full; a full disk may also take what is planned, which is then fetched again.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,11 @@
 What somebody waits for goes first, in exactly the blocks that are missing; what is only planned comes in longer ranges
 while there is room for it. Blocks are there as soon as they have come, so nobody waits for the end of a range. A range
 of which nothing comes for much longer than is usual is asked for a second time.
+
+Note [What is asked for again]
+    A request that fails on its way: by ``ObjectStore``, with pauses. A range whose bytes are wrong: by ``_run``, up to
+    four times. A range that is slow: by ``_watch``, up to two further requests, of which the first to come counts. Files
+    that come as a whole: by ``SetFiles``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from obstore.exceptions import BaseError
 from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingError, NotFoundError, StoreError
 from feeder.shard.store.client import REQUEST_S, base_url, make_client
 from feeder.shard.store.fault import Fault, FaultKind, fault_of
-from feeder.shard.store.requests import BusyError, redirect_of
+from feeder.shard.store.http_answers import BusyError, redirect_of
 from feeder.shard.store.signed_ranges import SignedRanges
 from feeder.shard.store.store import (
     PIECE_BYTES,

@@ -29,7 +29,7 @@ import obstore
 from obstore.exceptions import BaseError
 
 from feeder.shard.store.client import CONNECT_S, REQUEST_S, proxy_of, tls_context
-from feeder.shard.store.requests import Connection, answer_of, reason_of
+from feeder.shard.store.http_answers import Connection, answer_of, reason_of
 from feeder.shard.store.store import PIECE_BYTES, quoted_etag
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from feeder.shard.store.requests import addresses_of, private_one
+from feeder.shard.store.http_answers import addresses_of, private_one
 
 
 @pytest.mark.parametrize(

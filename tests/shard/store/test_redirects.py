@@ -18,7 +18,7 @@ from obstore.exceptions import GenericError
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.store.fault import FaultKind, fault_of
 from feeder.shard.store.open_store import open_store
-from feeder.shard.store.requests import private_one, redirect_of
+from feeder.shard.store.http_answers import private_one, redirect_of
 from feeder.shard.store.store import Store
 from tests.support.remote import Read, without_proxies
 from tests.support.tls import TlsProxy, haproxy_is_installed
@@ -81,7 +81,7 @@ class _Servers(NamedTuple):
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Servers]:
     without_proxies(monkeypatch)
     monkeypatch.setattr(
-        "feeder.shard.store.requests.private_one",
+        "feeder.shard.store.http_answers.private_one",
         lambda found: private_one([each for each in found if each not in ("127.0.0.2", "127.0.0.3")]),
     )
     made = _Servers(*(_Server(f"127.0.0.{k}") for k in (1, 2, 3)))
