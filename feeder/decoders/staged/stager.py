@@ -124,16 +124,16 @@ class Stager:
 
         payloads: list[Buffer] = []
         results = []
-        for row in range(len(buffers)):
-            kind, found, result = self._one(row, buffers, orientations, recipes, draws, first_rows, rows[row])
-            rows["kind"][row] = kind
+        for number in range(len(buffers)):
+            kind, found, result = self._one(number, buffers, orientations, recipes, draws, first_rows, rows[number])
+            rows["kind"][number] = kind
             payloads += found
             results.append(result)
         return Staged(rows.reshape(-1), payloads, count), DecodeResult.join(results)
 
     def _one(
         self,
-        row: int,
+        number: int,
         buffers: Sequence[Buffer],
         orientations: Uint8s,
         recipes: Sequence[Recipe],
@@ -141,9 +141,11 @@ class Stager:
         first_rows: Int32s | None,
         rows: Records,
     ) -> tuple[RowKind, list[Buffer], DecodeResult]:
-        data, first_row = _image(row, buffers, first_rows)
-        is_small = all(drawn.base_size[row].prod() <= self.max_pixels for drawn in draws)
-        if is_small and self._is_for_the_decoder(data, first_row, int(orientations[row]), draws[0].image_size[row]):
+        data, first_row = _image(number, buffers, first_rows)
+        is_small = all(drawn.base_size[number].prod() <= self.max_pixels for drawn in draws)
+        if is_small and self._is_for_the_decoder(
+            data, first_row, int(orientations[number]), draws[0].image_size[number]
+        ):
             try:
                 jpegs = self._cut(data, first_row, rows)
             except DecodeError as error:
@@ -151,14 +153,14 @@ class Stager:
             if jpegs is not None:
                 return RowKind.JPEG, jpegs, DecodeResult([None])
 
-        pixels, result = self._pixels(row, buffers, orientations, recipes, draws, first_rows)
+        pixels, result = self._pixels(number, buffers, orientations, recipes, draws, first_rows)
         rows["turn"] = rows["back"] = 0
-        rows["size"] = [drawn.base_size[row] for drawn in draws]
+        rows["size"] = [drawn.base_size[number] for drawn in draws]
         return RowKind.FAILED if result.errors[0] else RowKind.PIXELS, pixels, result
 
     def _pixels(
         self,
-        row: int,
+        number: int,
         buffers: Sequence[Buffer],
         orientations: Uint8s,
         recipes: Sequence[Recipe],
@@ -170,7 +172,7 @@ class Stager:
         Returns:
             uint8 [H, W, 3] of each view after the base path, empty where it failed, and the result.
         """
-        one, views = slice(row, row + 1), []
+        one, views = slice(number, number + 1), []
         for recipe, drawn in zip(recipes, (drawn.take(one) for drawn in draws), strict=True):
             height, width = drawn.base_size[0].tolist()
             if height * width > self.max_pixels:
@@ -181,7 +183,7 @@ class Stager:
             own = replace(drawn, ops=tuple(params for _, params in kept), output_size=drawn.base_size)
             views.append(View(Recipe(tuple(op for op, _ in kept)), own, np.empty((1, 3, height, width), np.uint8)))
 
-        data, first_row = _image(row, buffers, first_rows)
+        data, first_row = _image(number, buffers, first_rows)
         rows = None if first_row == _WHOLE else np.array([first_row], np.int32)
         result = self.prepare().decode([data], orientations[one], views, rows)
         if result.errors[0]:
@@ -206,7 +208,13 @@ class Stager:
         )
 
     def _cut(self, data: bytes, first_row: int, rows: Records) -> list[Buffer] | None:
-        """Returns the payloads of an image's rows, which are filled in; None if it is damaged.
+        """Cuts a JPEG to what its views need, and fills their rows in: the columns of :data:`ROW`.
+
+        Returns:
+            The payload of each row; None where the CPU has to decode the image, as its markers are not sound.
+
+        Raises:
+            DecodeError: if only some of its lines are here, and they are not where the index says.
 
         A JPEG that is seekable or packed is cut to the window around those of all views or, where that takes fewer
         pixels, to each one, and the boxes are moved along. Another one is decoded from its start to the last row that
@@ -255,8 +263,8 @@ def _areas(windows: Int32s) -> Int64s:
     return areas
 
 
-def _image(row: int, buffers: Sequence[Buffer], first_rows: Int32s | None) -> tuple[bytes, int]:
-    """Returns the bytes of an image and their first row."""
-    buffer = buffers[row]
+def _image(number: int, buffers: Sequence[Buffer], first_rows: Int32s | None) -> tuple[bytes, int]:
+    """Returns the bytes of an image and their first number."""
+    buffer = buffers[number]
     data = buffer if isinstance(buffer, bytes) else bytes(buffer)
-    return data, _WHOLE if first_rows is None else int(first_rows[row])
+    return data, _WHOLE if first_rows is None else int(first_rows[number])

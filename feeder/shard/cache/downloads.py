@@ -6,8 +6,8 @@ of which nothing comes for much longer than is usual is asked for a second time.
 
 Note [What is asked for again]
     A request that fails on its way: by ``ObjectStore``, with pauses. A range whose bytes are wrong: by ``_run``, up to
-    four times. A range that is slow: by ``_watch``, up to two further requests, of which the first to come counts. Files
-    that come as a whole: by ``SetFiles``.
+    four times. A range that is slow: by ``_watch``, up to two further requests, of which the first to come counts.
+    Files that come as a whole: by ``SetFiles``.
 """
 
 from __future__ import annotations
