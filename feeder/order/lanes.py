@@ -61,7 +61,8 @@ class Lanes:
 
     def __post_init__(self) -> None:
         for name, most in (("count", 1 << 16), ("window", 1 << 40), ("block", 1 << 40)):
-            check_int(f"Lanes({name}=...)", getattr(self, name), 1, most, or_none=name == "block")
+            value = check_int(f"Lanes({name}=...)", getattr(self, name), 1, most, or_none=name == "block")
+            object.__setattr__(self, name, value)
 
 
 class LaneOrder:

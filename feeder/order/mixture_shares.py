@@ -279,7 +279,7 @@ class Shares:
             counts = _whole(n * times)
             return cls(names, n, counts / counts.sum(), "repeats", times.astype(np.int64))
         if samples is not None:
-            check_int("samples", samples, 1)
+            samples = check_int("samples", samples, 1)
             return cls(names, n, first, samples, n[:0], schedule)
 
         stop = _STOPS[0] if stop is None else stop
@@ -339,7 +339,7 @@ class Shares:
         """
         if self.takes == "repeats":
             raise ArgumentError("repeats= gives exact passes, and weights would change them: make a Mixture by weights")
-        check_int("at_sample", at_sample, 0)
+        at_sample = check_int("at_sample", at_sample, 0)
         return self.with_changes({**self.changes, at_sample: _numbers(self.names, weights, "weights")})
 
     def with_changes(self, changes: Mapping[int, Float64s]) -> Shares:

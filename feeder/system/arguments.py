@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,11 +24,15 @@ def check_one_of(name: str, value: Any, known: Iterable[object]) -> None:
         raise ArgumentError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
 
 
-def check_int(name: str, value: Any, low: int, high: float = math.inf, *, or_none: bool = False) -> None:
-    """Raises ArgumentError for anything but an integer, Python's or numpy's, in [low, high]; None passes if it may."""
-    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not (is_int and low <= value <= high) and not (or_none and value is None):
-        raise ArgumentError(f"{name} must be an integer {_span(low, high)}{_NONE[or_none]}, got {value!r}")
+def check_int(name: str, value: Any, low: int, high: float = math.inf, *, or_none: bool = False) -> Any:
+    """Returns an integer of any kind in [low, high] as Python's, or None if it may be; else raises ArgumentError."""
+    if or_none and value is None:
+        return None
+    with contextlib.suppress(TypeError):
+        found = operator.index(value)
+        if low <= found <= high and not isinstance(value, bool):
+            return found
+    raise ArgumentError(f"{name} must be an integer {_span(low, high)}{_NONE[or_none]}, got {value!r}")
 
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> None:
@@ -46,4 +52,4 @@ def _span(low: float, high: float) -> str:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float, np.number)) and math.isfinite(value)

@@ -104,9 +104,9 @@ class RandAugment(Op):
         interpolation: object = "nearest",
         fill: object = None,
     ) -> None:
-        check_int("num_ops", num_ops, 0)
-        check_int("num_magnitude_bins", num_magnitude_bins, 2)
-        check_int("magnitude", magnitude, 0, num_magnitude_bins - 1)
+        num_ops = check_int("num_ops", num_ops, 0)
+        num_magnitude_bins = check_int("num_magnitude_bins", num_magnitude_bins, 2)
+        magnitude = check_int("magnitude", magnitude, 0, num_magnitude_bins - 1)
         self._set(
             num_ops=num_ops,
             magnitude=magnitude,
@@ -144,7 +144,7 @@ class TrivialAugmentWide(Op):
     fill: tuple[int, int, int]
 
     def __init__(self, num_magnitude_bins: int = 31, interpolation: object = "nearest", fill: object = None) -> None:
-        check_int("num_magnitude_bins", num_magnitude_bins, 2)
+        num_magnitude_bins = check_int("num_magnitude_bins", num_magnitude_bins, 2)
         self._set(
             num_magnitude_bins=num_magnitude_bins,
             interpolation=check_warp_interpolation(interpolation),

@@ -62,8 +62,8 @@ class AugMix(Op):
         interpolation: object = "bilinear",
         fill: object = None,
     ) -> None:
-        check_int("severity", severity, 1, _BINS)
-        check_int("mixture_width", mixture_width, 1)
+        severity = check_int("severity", severity, 1, _BINS)
+        mixture_width = check_int("mixture_width", mixture_width, 1)
         if not isinstance(chain_depth, int):
             raise ArgumentError(f"chain_depth must be an integer, got {chain_depth}")
         check_positive("alpha", alpha)

@@ -81,7 +81,7 @@ class RandomIoUCrop(Op):
 
         if not options or min(options) < 0.0:
             raise ArgumentError(f"sampler_options must be numbers of 0 or more, at least one, got {sampler_options!r}")
-        check_int("trials", trials, 1)
+        trials = check_int("trials", trials, 1)
 
         self._set(
             min_scale=min_scale,

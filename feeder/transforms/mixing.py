@@ -76,9 +76,9 @@ class BatchOp(ABC):
     num_classes: int | None = None
 
     def __post_init__(self) -> None:
-        check_positive("alpha", self.alpha)
         object.__setattr__(self, "alpha", float(self.alpha))  # of numpy's, too: states are JSON
-        check_int("num_classes", self.num_classes, 1, or_none=True)
+        check_positive("alpha", self.alpha)
+        object.__setattr__(self, "num_classes", check_int("num_classes", self.num_classes, 1, or_none=True))
 
     def __call__(
         self, images: Tensor, labels: Tensor, *, seed: int, epoch: int, step: int

@@ -34,8 +34,7 @@ class PadToBatch:
     group_by_aspect: bool = False
 
     def __post_init__(self) -> None:
-        check_int("multiple", self.multiple, 1)
-        object.__setattr__(self, "multiple", int(self.multiple))
+        object.__setattr__(self, "multiple", check_int("multiple", self.multiple, 1))
         if not isinstance(self.value, (int, float)) or self.value != self.value:
             raise ArgumentError(f"value must be a number, got {self.value!r}")
 

@@ -68,7 +68,7 @@ class Mask(Target):
     def __init__(self, fill: int = 0, dtype: object = "uint8", *, canvas: str | None = None) -> None:
         name = (getattr(dtype, "__name__", None) or str(dtype)).removeprefix("torch.")
         check_one_of("dtype of a Mask", name, _MASK_DTYPES)
-        check_int(f"fill of a Mask of {name}", fill, 0, _MASK_DTYPES[name])
+        fill = check_int(f"fill of a Mask of {name}", fill, 0, _MASK_DTYPES[name])
         self._set(fill=fill, dtype=name, canvas=canvas)
 
 
@@ -141,7 +141,7 @@ class BoundingBoxes(Target):
         name = str(getattr(format, "value", format)).lower()
         check_one_of("format", name, _FORMATS)
         check_one_of("clamping_mode", clamping_mode, _CLAMPING_MODES)
-        check_int("first_label", first_label, 0, (1 << 31) - 1)
+        first_label = check_int("first_label", first_label, 0, (1 << 31) - 1)
         self._set(format=name, clamping_mode=clamping_mode, first_label=first_label, canvas=canvas)
 
 

@@ -427,6 +427,11 @@ def test_what_makes_no_shares_is_refused(given: Any, message: str) -> None:
         Shares.of({"a": 3, "b": 4}, **given)
 
 
+def test_samples_may_be_a_number_of_numpy() -> None:
+    takes = Shares.of({"a": 3, "b": 4}, samples=np.int64(5)).takes
+    assert (takes, type(takes)) == (5, int)
+
+
 def test_places_that_there_are_not_are_refused() -> None:
     order = MixtureOrder(Shares.of({"a": 3, "b": 4}), 0, True)
     with pytest.raises(ArgumentError, match=r"positions must be in \[0, 7\), got 7 to 7"):

@@ -6,6 +6,7 @@ import inspect
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from feeder import transforms as T
@@ -70,6 +71,16 @@ def test_an_op_comes_back_equal(op: T.Op) -> None:
     before = [] if op.on_images else [T.ToDtype("float32", scale=True)]
     recipe = T.Recipe.of([*before, op])
     assert through_json(recipe) == recipe
+
+
+def test_numbers_of_numpy_are_written_as_numbers() -> None:
+    width, trials, fill = np.int64(2), np.int64(3), np.uint8(255)
+    ops = T.Compose([T.AugMix(mixture_width=width), T.RandomIoUCrop(trials=trials), T.RandAugment(np.int64(1))])
+    assert through_json(T.Recipe.of(ops)) == T.Recipe.of(
+        [T.AugMix(mixture_width=2), T.RandomIoUCrop(trials=3), T.RandAugment(1)]
+    )
+    assert type(T.Mask(fill).fill) is int
+    assert type(T.MixUp(num_classes=np.int64(5)).num_classes) is int
 
 
 def test_every_op_is_among_those_tested() -> None:

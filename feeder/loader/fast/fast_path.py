@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -378,8 +377,7 @@ class FastPath:
         self._set_epoch(epoch)
 
     def _set_epoch(self, epoch: int) -> None:
-        epoch = operator.index(epoch)  # of a tensor or numpy's, too: states are JSON
-        check_int("epoch", epoch, 0, (1 << 32) - 1)
+        epoch = check_int("epoch", epoch, 0, (1 << 32) - 1)
         if epoch != self._next.epoch or self._is_refused:  # which begins it anew
             self._next = Place(epoch)
             self._is_refused = False

@@ -63,7 +63,7 @@ class FetchOptions:
     reads_crops: bool = False
 
     def __post_init__(self) -> None:
-        check_int("cache_bytes", self.cache_bytes, 1, or_none=True)
+        object.__setattr__(self, "cache_bytes", check_int("cache_bytes", self.cache_bytes, 1, or_none=True))
         check_positive("timeout", self.timeout_s)
 
 

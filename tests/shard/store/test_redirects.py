@@ -17,8 +17,8 @@ from obstore.exceptions import GenericError
 
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.store.fault import FaultKind, fault_of
-from feeder.shard.store.open_store import open_store
 from feeder.shard.store.http_answers import private_one, redirect_of
+from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Store
 from tests.support.remote import Read, without_proxies
 from tests.support.tls import TlsProxy, haproxy_is_installed
