@@ -39,14 +39,14 @@ class ShardFields:
     def at(self, error: DecodeError, i: int) -> DecodeError:
         """See :meth:`Reader.at`."""
         shard, offset, _ = self.index.place(i)
-        return error.at(key=self.index.key(i), shard=self.index.shard_name(shard), offset_bytes=offset)
+        return error.at(key=self.index.key(i), shard=self.index.header.shard_name(shard), offset_bytes=offset)
 
     def bring(self, ids: Int64s, offsets: AnyArray, lengths: AnyArray) -> None:
         """Has bytes at hand that :meth:`read_bytes` will read, all in one go; N samples, offsets and lengths."""
 
     def field_names(self) -> list[str]:
         """See :meth:`Reader.field_names`."""
-        numbers = [name for name in NUMBER_FIELDS if name != "row" or self.index.has_source_rows]
+        numbers = [name for name in NUMBER_FIELDS if name != "row" or self.index.header.info.is_numbered]
         return sorted({"key", "path", *numbers, *self.index.fields})
 
     def field(self, i: int, name: str) -> Any:

@@ -70,9 +70,7 @@ class ShardReader(ShardFields):
         mirror: Mirror | None = None,
     ) -> None:
         self.index = open_index(index, version, mirror)
-        if self.index.codebooks:
-            with contextlib.suppress(ImportError):  # an image that needs the kernels says so
-                add_codebooks(self.index.codebooks)
+        add_codebooks(self.index.codebooks)
         self.exif = exif
         self.mirror = mirror
         self.classes = classes
@@ -82,9 +80,8 @@ class ShardReader(ShardFields):
         self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        index = self.index
-        own = (index.path, self.exif, self.classes, index.identity, self.made_ns, self._labels)
-        return _shard_reader, (*own, index.version, self.mirror)
+        own = (self.index.path, self.exif, self.classes, self.index.header.hash, self.made_ns, self._labels)
+        return _shard_reader, (*own, self.index.header.info.version, self.mirror)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -164,7 +161,7 @@ class ShardReader(ShardFields):
     def bring(self, ids: Int64s, offsets: AnyArray, lengths: AnyArray) -> None:
         """See :meth:`ShardFields.bring`; nothing to do for a local set."""
         if self.mirror is not None and len(ids):
-            shards = self.index.shards_of(ids)
+            shards = self.index.header.locate(ids)[0]
             places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
             self._bring(places, [(0, 0, length) for _, _, length in places])
 
@@ -184,7 +181,7 @@ class ShardReader(ShardFields):
     def takes_parts(self) -> bool:
         """True if the kernels may read the samples by themselves: whole images, and labels."""
         reads_crops = self.mirror is not None and self.mirror.reads_crops
-        return not reads_crops and not self.index.targets and self.index.native is not None
+        return not reads_crops and not self.index.targets
 
     @property
     def advise_from(self) -> int | None:
@@ -232,7 +229,7 @@ class ShardReader(ShardFields):
         """
         entries = self._own_files().entries
         with contextlib.suppress(FormatError, IndexError):  # reading a sample says what is wrong
-            for shard in entries.keys() & set(self.index.shards_of(ids).tolist()):
+            for shard in entries.keys() & set(self.index.header.locate(ids)[0].tolist()):
                 entries.move_to_end(shard)
         for shard in set(shards):
             with contextlib.suppress(FormatError, IndexError):
@@ -247,11 +244,11 @@ class ShardReader(ShardFields):
         """
         assert self.mirror is not None
         self._own_files().close()  # the mirror may have made a shard's file anew
-        shards = {shard: self.index.shard_entry(shard) for shard in {shard for shard, _, _ in places}}
+        shards = {shard: self.index.header.shard(shard) for shard in {shard for shard, _, _ in places}}
         wants = []
         for (shard, offset, length), (head, begin, end) in zip(places, ranges, strict=True):
-            name, size = shards[shard]
-            if length <= size and offset <= size - length:
+            name, size_bytes = shards[shard].name, shards[shard].size_bytes
+            if length <= size_bytes and offset <= size_bytes - length:
                 if head:
                     wants.append((name, offset, offset + head))
                 wants.append((name, offset + begin, offset + end))
@@ -342,7 +339,8 @@ class ShardReader(ShardFields):
     def store_bytes(self) -> int:
         """Bytes of cache that hold all of a remote set: its shards with their indexes and its header, and once more the
         largest shard, for what is on its way."""
-        return self.index.size_bytes + sum(self.index.extent())
+        header = self.index.header
+        return header.size_bytes + header.file_bytes + sum(header.extent())
 
     @property
     def cache_bytes(self) -> int:
@@ -366,7 +364,7 @@ class ShardReader(ShardFields):
     @property
     def max_label(self) -> int:
         """The largest label; -1 without any."""
-        return self.index.max_label if self._labels is None else int(self._labels.max(initial=-1))
+        return self.index.header.info.max_label if self._labels is None else int(self._labels.max(initial=-1))
 
     def relabel(self, labels: AnyArray, classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
@@ -376,7 +374,7 @@ class ShardReader(ShardFields):
 
     def shard_sizes(self) -> ShardSizes:
         """See :meth:`Reader.shard_sizes`."""
-        counts = compact_sizes(self.index.shard_counts())
+        counts = compact_sizes(self.index.header.shard_sizes)
         if isinstance(counts, EqualSizes) or counts.smallest:
             return counts
         sizes = np.asarray(counts)
@@ -444,7 +442,8 @@ class ShardReader(ShardFields):
             if self.mirror is None:
                 descriptor = open_regular(self.index.shard_path(shard))
             else:
-                descriptor = self.mirror.open(self.index.shard_name(shard), self.index.shard_hash(shard))
+                found = self.index.header.shard(shard)
+                descriptor = self.mirror.open(found.name, found.shard_hash)
         except OSError as error:
             raise FormatError(
                 f"{self.index.shard_path(shard)}: the index names this shard, but it can't be opened "
@@ -473,7 +472,7 @@ def _shard_reader(
     mirror: Mirror | None = None,
 ) -> ShardReader:
     reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror)
-    if reader.index.identity != identity:
+    if reader.index.header.hash != identity:
         raise FormatError(
             f"{index}: it was replaced by another index while it was in use, as by `feeder takedown`; create the "
             "dataset again, or restore the earlier index and shards and go on"

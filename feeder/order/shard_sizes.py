@@ -36,6 +36,14 @@ class EqualSizes:
         sizes[-1:] += self.samples - len(self) * self.size
         return sizes if dtype is None else sizes.astype(dtype, copy=False)
 
+    def starts(self, shards: Int64s) -> Int64s:
+        """Returns the numbers of samples before shards, int64 as the shards; those after the last one are empty."""
+        return np.minimum(shards * self.size, self.samples)
+
+    def shards_of(self, ids: Int64s) -> Int64s:
+        """Returns the shards of samples, int64 [N]."""
+        return ids // self.size
+
 
 class UnequalSizes:
     """Shards of any sizes, in 2.5 bytes a shard, or 4.5 where 16 of them have 65,536 samples and more; numpy makes
@@ -47,7 +55,10 @@ class UnequalSizes:
     Attributes:
         samples: Number of samples in all shards.
         smallest: Number of samples in the smallest shard; 0 without shards.
+        size: 0, as there is no size of each.
     """
+
+    size = 0
 
     def __init__(self, sizes: AnyArray) -> None:
         self._count = len(sizes)
@@ -74,7 +85,7 @@ class UnequalSizes:
         return sizes if dtype is None else sizes.astype(dtype, copy=False)
 
     def starts(self, shards: Int64s) -> Int64s:
-        """Returns the numbers of samples before shards, int64 as the shards; those after the last one are empty."""
+        """See :meth:`EqualSizes.starts`."""
         runs = shards // _RUN
         inside = runs < len(self._within)
         starts = self._runs[np.where(inside, runs, -1)]
@@ -86,7 +97,7 @@ class UnequalSizes:
         return self.starts(shards + 1) - self.starts(shards)
 
     def shards_of(self, ids: Int64s) -> Int64s:
-        """Returns the shards of samples, int64 [N]."""
+        """See :meth:`EqualSizes.shards_of`."""
         runs = np.searchsorted(self._runs, ids, side="right") - 1
         found = np.unique(runs)
         shards = (found[:, None] * _RUN + np.arange(_RUN)).reshape(-1)

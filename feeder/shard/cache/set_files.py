@@ -158,7 +158,9 @@ class SetFiles:
         identity = identity[:IDENTITY_BYTES]
         if _is_header(name, self._index):
             self._refuse_long(name, entry.size_bytes, _MOST_HEADER_BYTES)
-            return self._whole(name, identity, _check_header, entry.size_bytes, etag=entry.etag, is_kept=True)
+            return self._whole(
+                name, identity, lambda path: SetHeader(path).rows, entry.size_bytes, etag=entry.etag, is_kept=True
+            )
         self._refuse_long(name, entry.size_bytes)
         return Contents(entry.size_bytes, identity, entry.etag, is_kept=True)
 
@@ -248,7 +250,3 @@ def _is_header(name: str, index: str) -> bool:
     """Returns True for the set's header, and for those of its earlier versions."""
     stem, extension = os.path.splitext(index)
     return name == index or re.fullmatch(rf"{re.escape(stem)}-\d{{6,}}{re.escape(extension)}", name) is not None
-
-
-def _check_header(path: str) -> None:
-    SetHeader(path).rows()

@@ -1,4 +1,4 @@
-"""Name of a set's index, and records of its samples and shards."""
+"""Name of a set's index, and records of its samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ __all__ = [
     "NUMBER_FIELDS",
     "FieldPlaces",
     "Located",
-    "SetSize",
-    "ShardEntry",
 ]
 
 INDEX_NAME = "index.bin"
@@ -20,13 +18,6 @@ INDEX_NAME = "index.bin"
 # pixels, upright if orientation is applied; "orientation" is EXIF's, as stored, 1-8; "row" is the sample's row in its
 # manifest, from 0.
 NUMBER_FIELDS = ("index", "width", "height", "orientation", "row")
-
-
-class ShardEntry(NamedTuple):
-    """A shard: its file name, relative to the index's folder, and its size."""
-
-    name: str
-    size_bytes: int
 
 
 class FieldPlaces(NamedTuple):
@@ -56,17 +47,3 @@ class Located(NamedTuple):
     shards: Int64s | None
     rows: Int64s
     per_shard: int
-
-
-class SetSize(NamedTuple):
-    """Sizes of a set's files, bytes.
-
-    Attributes:
-        indexes_bytes: Of the shards' own indexes.
-        header_bytes: Of the set's header.
-        largest_bytes: Of the largest shard.
-    """
-
-    indexes_bytes: int
-    header_bytes: int
-    largest_bytes: int

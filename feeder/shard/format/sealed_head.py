@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Any
 
 from feeder.errors import FormatError
+from feeder.system.files import open_regular
+from feeder.system.limit_errors import explained
+from feeder.system.mapping import map_file
 
-__all__ = ["HASH_BYTES", "PREFIX_BYTES", "damaged", "head_bytes", "read_head", "sealed", "short_hash"]
+__all__ = ["HASH_BYTES", "PREFIX_BYTES", "damaged", "head_bytes", "mapped_file", "read_head", "sealed", "short_hash"]
 
 HASH_BYTES = 16
 PREFIX_BYTES = 32
@@ -25,6 +29,25 @@ _ALIGN = 64
 # that it can number. A damaged or hostile file may claim gigabytes.
 _HEAD_BYTES = 4 << 20
 _BEFORE_PAGE = b"\xef\xbb\xbf \t\r\n"  # may stand before the first tag of HTML
+
+
+def mapped_file(path: str, descriptor: int | None = None) -> memoryview:
+    """Maps a whole file for reading.
+
+    Args:
+        path: The file.
+        descriptor: The same file, open, which stays so; None: the one at the path.
+
+    Raises:
+        OSError: if it can't be opened or mapped, with the limit of this process that is reached.
+    """
+    opened = open_regular(path) if descriptor is None else descriptor
+    try:
+        with explained():
+            return map_file(opened, os.fstat(opened).st_size)
+    finally:
+        if descriptor is None:
+            os.close(opened)
 
 
 def short_hash(data: bytes | memoryview) -> bytes:

@@ -102,7 +102,7 @@ def _with_shards(
         targets = index.targets
         fields |= dict.fromkeys(index.fields)
         codebooks |= dict.fromkeys(index.codebooks())
-        groups = index.groups()
+        groups = index.groups
         is_numbered = is_numbered and index.is_numbered
         digest.update(rows[-1]["shard_hash"].tobytes())
         for name in ("records", "target"):

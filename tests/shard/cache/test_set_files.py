@@ -168,7 +168,7 @@ def test_an_index_that_the_disk_damages_while_a_job_runs_is_fetched_again(
         fetcher.need([("shard-000001.tar", 0, 1)])
     else:
         reader = ShardReader(os.path.join(fetcher.folder, "index.bin"), mirror=Direct(fetcher))
-        assert reader.index.shards_of(np.arange(8)).tolist() == [0] * 4 + [1] * 4
+        assert reader.index.header.locate(np.arange(8))[0].tolist() == [0] * 4 + [1] * 4
         reader.index.rows(np.arange(8))
     assert path.read_bytes() == data
     assert f"{path}: this cached file was damaged" in "".join(fetcher.files.notes)
@@ -255,7 +255,7 @@ def name_shards(folder: Path, names: list[str]) -> None:
     for number, name in enumerate(names):
         for old in (header.shard_name(number), header.index_name(number)):
             (folder / old).rename(folder / (os.path.splitext(name)[0] + os.path.splitext(old)[1]))
-    write_header(str(folder / "index.bin"), header.info, header.rows(), names)
+    write_header(str(folder / "index.bin"), header.info, header.rows, names)
 
 
 @pytest.mark.parametrize("names", [["cat-9.tar", "cat.tar"], ["a/x-77.tar", "b/x-3.tar"], ["one.tar", "two.tar"]])
@@ -291,7 +291,7 @@ def test_an_index_that_is_larger_than_the_cache_is_not_asked_for(fetcher: Fetche
 
 def test_a_header_that_names_a_shard_of_more_bytes_than_any_has_takes_no_room(fetcher: Fetcher, folder: Path) -> None:
     header = SetHeader(str(folder / "index.bin"))
-    rows = header.rows().copy()
+    rows = header.rows.copy()
     rows["size_bytes"][1] = 1 << 60
     write_header(str(folder / "index.bin"), header.info, rows, [header.shard_name(number) for number in range(2)])
     with pytest.raises(FormatError, match=r"shard-000001\.tar.*: has 1,152,921,504,606,846,976 bytes: too many"):
