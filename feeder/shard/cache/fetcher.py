@@ -27,7 +27,7 @@ from feeder.shard.cache.downloads import Downloads, Wait
 from feeder.shard.cache.link import MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
 from feeder.shard.cache.listed_files import LISTING, ListedFiles
 from feeder.shard.cache.places import MARK
-from feeder.shard.cache.plans import Plans
+from feeder.shard.cache.plans import begin_plan, extend_plan
 from feeder.shard.cache.presence import blocks_of
 from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.store.open_store import open_store
@@ -53,10 +53,6 @@ class _Client:
         self.options: tuple[int | None, float] | None = None  # budget and timeout, once it said hello
         self.plan: Plan | None = None
         self.waits: set[Wait] = set()  # of the request that is being answered
-
-    def is_gone(self) -> bool:
-        """Returns True once the client has closed its socket."""
-        return has_hung_up(self.channel)
 
 
 class Fetcher:
@@ -85,9 +81,8 @@ class Fetcher:
         self._listener: socket.socket | None = None
         self._is_ended = False
         self.files = CacheFiles(folder, budget_bytes)
-        self._plans = Plans(self.files)
         store.has_answered = self.files.used_bytes > 0  # to a fetcher before this one
-        self.downloads = Downloads(store, self.files, self._plans)
+        self.downloads = Downloads(store, self.files)
         self.contents = contents(self)
         self._threads = ThreadPoolExecutor(_INDEX_THREADS)
         self._served = threading.local()  # the client that a thread works for
@@ -214,7 +209,7 @@ class Fetcher:
         """Drops clients that have closed their sockets, whatever is still fetched for them: a store may not answer for
         long, and nobody is to be kept waiting by clients that are gone."""
         for client in list(self._clients):
-            if client.is_gone():
+            if has_hung_up(client.channel):
                 self._drop(client)
 
     def _drop(self, client: _Client) -> None:
@@ -250,7 +245,7 @@ class Fetcher:
             return self._extend(client, **message["plan"])
         if "begin" in message:
             with self.files.lock:
-                client.plan = self._plans.begin(message["begin"])
+                client.plan = begin_plan(self.files, message["begin"])
             return {}
         if "end" in message:
             with self.files.lock:
@@ -326,7 +321,7 @@ class Fetcher:
         with self.files.lock:
             if client.plan is None:  # it has just gone
                 return {}
-            self._plans.extend(client.plan, step, last_steps)
+            extend_plan(self.files, client.plan, step, last_steps)
             self.files.trim()
             if is_first:
                 self.downloads.begin(found)
@@ -338,7 +333,7 @@ class Fetcher:
 
     def _end_plan(self, client: _Client) -> None:
         if client.plan is not None:
-            self._plans.end(client.plan)
+            self.files.plans.remove(client.plan)
             self.downloads.wake()
         client.plan = None
 
