@@ -125,11 +125,9 @@ class CacheFiles:
 
     def set_none_done(self) -> None:
         """Notes that there is a new plan, which may use any file."""
-        for file in [*self._passing[True].values(), *self._passing[False].values()]:  # in the order of use
+        for file in self.files.values():  # in the order of use
             file.is_done = False
             self._place(file)
-        for file in self.files.values():
-            file.is_done = False
 
     def brought(self, name: str, contents: Contents) -> CachedFile:
         """Returns a file as :meth:`file` does, and with all of its blocks if it comes as a whole.
@@ -229,25 +227,26 @@ class CacheFiles:
         with self.lock:
             self._look_at_disk()
             self._pin(file)
-            over = self.used_bytes + self.coming_bytes + size_bytes - self.budget_bytes
             is_kept = file.contents is not None and file.contents.is_kept
             self._largest = max(self._largest, 0 if is_kept else file.record.size_bytes)
             if not is_urgent and not file.record.is_pinned:
-                over += self._largest  # for what somebody will wait for
-            if over > 0:
-                over -= self.drop(over, besides=file)
-            if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:  # it has become smaller
-                over -= self.drop(over, besides=file, pinned=True)
-            return over <= 0 or is_urgent or is_kept
+                size_bytes += self._largest  # for what somebody will wait for
+            return self.trim(size_bytes, besides=file) or is_urgent or is_kept
 
-    def trim(self) -> None:
-        """Drops files that nobody needs any more if there are more bytes than the budget."""
+    def trim(self, size_bytes: int = 0, besides: CachedFile | None = None) -> bool:
+        """Drops files that nobody needs any more until so many bytes more fit the budget; returns whether they do.
+
+        Args:
+            size_bytes: The bytes.
+            besides: A file to keep.
+        """
         with self.lock:
-            over = self.used_bytes + self.coming_bytes - self.budget_bytes
+            over = self.used_bytes + self.coming_bytes + size_bytes - self.budget_bytes
             if over > 0:
-                over -= self.drop(over)
-            if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:
-                self.drop(over, pinned=True)
+                over -= self.drop(over, besides=besides)
+            if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:  # it has become smaller
+                over -= self.drop(over, besides=besides, pinned=True)
+            return over <= 0
 
     def drop(
         self, size_bytes: int, *, besides: CachedFile | None = None, pinned: bool = False, planned: bool = False
