@@ -233,22 +233,17 @@ class CacheMirror:
             FeederError: as the fetcher raised it.
         """
         local = self._own()
-        for deaths in range(_DEATHS + 1):
+        for _ in range(_DEATHS + 1):
             try:
                 if local.link is None:
                     local.link = self.connect()
                 return local.link.ask(message, local.close_retired)
-            except ConnectionError:
+            except BaseException as error:  # its answer may still come, and is not the next question's
                 if local.link is not None:
                     local.link.close()
                 local.link = None
-                if deaths == _DEATHS:
-                    break
-            except BaseException:  # its answer may still come, and is not the next question's
-                if local.link is not None:
-                    local.link.close()
-                local.link = None
-                raise
+                if not isinstance(error, ConnectionError):
+                    raise
         raise StoreError(
             f"{self.place}: the process that fetches it ended {_DEATHS} times in a row while this one waited; "
             f"fetcher.log in {self.folder} may say why"
