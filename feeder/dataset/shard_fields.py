@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,8 @@ class ShardFields:
         shard, offset, _ = self.index.place(i)
         return error.at(key=self.index.key(i), shard=self.index.header.shard_name(shard), offset_bytes=offset)
 
-    def bring(self, ids: Int64s, offsets: AnyArray, lengths: AnyArray) -> None:
-        """Has bytes at hand that :meth:`read_bytes` will read, all in one go; N samples, offsets and lengths."""
+    def bring(self, places: Sequence[Sequence[int]]) -> None:
+        """Has bytes at hand that :meth:`read_bytes` will read, all in one go: (shard, offset, length) of each."""
 
     def field_names(self) -> list[str]:
         """See :meth:`Reader.field_names`."""
@@ -78,15 +80,11 @@ class ShardFields:
             return [text(i) for i in range(count)]
         if name in NUMBER_FIELDS:
             return self._numbers(name, np.arange(count))
-        places = index.field_places(name)
         values: list[Any] = [None] * count
-        order = np.lexsort((places.offsets, places.shards))
-        for first in range(0, len(order), _AT_ONCE):
-            rows = order[first : first + _AT_ONCE]
-            self.bring(places.ids[rows], places.offsets[rows], places.lengths[rows])
-            for k in rows.tolist():
-                i = int(places.ids[k])
-                place = int(places.shards[k]), int(places.offsets[k]), int(places.lengths[k])
+        places = index.field_places(name)
+        while some := [*itertools.islice(places, _AT_ONCE)]:
+            self.bring([place for _, *place in some])
+            for i, *place in some:
                 values[i] = self._value(name, i, *place)
         return values
 

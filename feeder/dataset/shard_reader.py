@@ -21,6 +21,7 @@ import os
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,11 +159,9 @@ class ShardReader(ShardFields):
                 raise MemoryError(f"{at}: {needed}") from None
         return memoryview(files.arena)
 
-    def bring(self, ids: Int64s, offsets: AnyArray, lengths: AnyArray) -> None:
+    def bring(self, places: Sequence[Sequence[int]]) -> None:
         """See :meth:`ShardFields.bring`; nothing to do for a local set."""
-        if self.mirror is not None and len(ids):
-            shards = self.index.header.locate(ids)[0]
-            places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
+        if self.mirror is not None and places:
             self._bring(places, [(0, 0, length) for _, _, length in places])
 
     def note_read(self, size_bytes: int, time_ns: int) -> None:
@@ -205,7 +204,7 @@ class ShardReader(ShardFields):
         if self.mirror is None:
             return
         rows = self.index.rows(ids)
-        self.bring(ids, rows.offset, rows.length)
+        self.bring([*zip(rows.shard.tolist(), rows.offset.tolist(), rows.length.tolist(), strict=True)])
         for shard in set(rows.shard.tolist()):
             self._open(shard)
 
@@ -236,7 +235,7 @@ class ShardReader(ShardFields):
                 self.index.hold([shard], by_rows=by_rows)
                 self._open(shard)
 
-    def _bring(self, places: list[tuple[int, int, int]], ranges: list[Any]) -> None:
+    def _bring(self, places: Sequence[Sequence[int]], ranges: list[Any]) -> None:
         """Has the bytes of images brought into the mirror, all in one go; those outside a shard are left out.
 
         Args:
@@ -384,8 +383,7 @@ class ShardReader(ShardFields):
         """See :meth:`ShardFields.read_bytes`."""
         if shard is None:
             shard = self.index.place(i)[0]
-        if self.mirror is not None:
-            self._bring([(shard, offset, length)], [(0, 0, length)])
+        self.bring([(shard, offset, length)])
         entry = self._open(shard)
         if length > MAX_FILE_BYTES:
             raise self.at(DecodeError(f"a field of {length:,} bytes is more than the {MAX_FILE_BYTES:,} allowed"), i)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from feeder.system.arrays import Int64s, Uint64s
+from feeder.system.arrays import Int64s
 
 __all__ = [
     "INDEX_NAME",
     "NUMBER_FIELDS",
-    "FieldPlaces",
     "Located",
 ]
 
@@ -18,21 +17,6 @@ INDEX_NAME = "index.bin"
 # pixels, upright if orientation is applied; "orientation" is EXIF's, as stored, 1-8; "row" is the sample's row in its
 # manifest, from 0.
 NUMBER_FIELDS = ("index", "width", "height", "orientation", "row")
-
-
-class FieldPlaces(NamedTuple):
-    """The places of one field of all samples that have it, each [N].
-
-    Attributes:
-        ids: The samples.
-        shards: Numbers of their shards.
-        offsets, lengths: Places in these, bytes; not checked.
-    """
-
-    ids: Int64s
-    shards: Int64s
-    offsets: Uint64s
-    lengths: Uint64s
 
 
 class Located(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import FormatError
-from feeder.shard.format.index_file import FieldPlaces, Located
+from feeder.shard.format.index_file import Located
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, IndexedShard, ShardIndex
 from feeder.shard.store.mirror import Mirror
@@ -30,7 +30,6 @@ _OPEN_INDEXES = 4096
 ASKED_INDEXES = 256  # that a mirror is asked for at a time
 # Indexes that have left a mirror take room on its disk while they are mapped: so many bytes, or a share of its budget.
 MIRRORED_BYTES, _BUDGET_DIVISOR = 128 << 20, 100
-_PLACE = ("offset", "length")
 _DTYPES = {name: WIDE[name] for name in WIDE.names or ()} | {"shard": np.dtype("<u4"), "target": np.dtype("<f4")}
 
 
@@ -189,27 +188,14 @@ class SetIndex:
         index, row = self._one(i)
         return field_name(index, int(index.rows()["field"][row]))
 
-    def field_places(self, name: str) -> FieldPlaces:
-        """The places of one field of all samples that have it."""
-        found = [np.zeros((0, 4), np.uint64)]
-        start = 0
+    def field_places(self, name: str) -> Iterator[tuple[int, int, int, int]]:
+        """Yields the places of one field of all samples that have it: (sample, shard, offset, length), bytes."""
         for number, index in self._each():
-            if name in index.fields:
-                field, records = index.fields.index(name), index.rows()
-                of_members = [
-                    (start + row, number, offset, length)
-                    for row in range(index.samples)
-                    for own, offset, length in index.members(row, records[row])
-                    if own == field
-                ]
-                own_rows = np.flatnonzero(records["field"] == field)
-                images = [start + own_rows, np.full(len(own_rows), number), *map(records[own_rows].__getitem__, _PLACE)]
-                found.append(np.array(of_members, np.uint64).reshape(-1, 4))
-                found.append(np.stack([column.astype(np.uint64) for column in images], axis=1))
-            start += index.samples
-
-        ids, shards, offsets, lengths = np.concatenate(found).T
-        return FieldPlaces(ids.astype(np.int64), shards.astype(np.int64), offsets, lengths)
+            first, _ = self.header.sample_range(number)
+            for row in range(index.samples if name in index.fields else 0):
+                for field, offset, length in index.parts(row):
+                    if field_name(index, field) == name:
+                        yield first + row, number, offset, length
 
     def fingerprint(self, labels: AnyArray | None = None) -> str:
         """Hash of the samples, their order and their labels, or of other ``labels`` that they were given.
@@ -282,13 +268,9 @@ class SetIndex:
         return self.rows(np.array([i]))
 
     def parts(self, i: int) -> list[tuple[str, int, int]]:
-        """All fields of the sample, the image first, in the order of its checksum: (field, offset, length) in its
-        shard, bytes."""
+        """All fields of a sample as :meth:`ShardIndex.parts` has them, by their names."""
         index, row = self._one(i)
-        record = index.rows()[row]
-        image = int(record["field"]), int(record["offset"]), int(record["length"])
-        fields = (image, *index.members(row, record))
-        return [(field_name(index, field), offset, length) for field, offset, length in fields]
+        return [(field_name(index, field), offset, length) for field, offset, length in index.parts(row)]
 
     def _each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Opens the index of each shard in turn, with its number, and keeps none."""

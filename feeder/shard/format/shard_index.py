@@ -424,15 +424,12 @@ class ShardIndex:
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(self.path, f"its samples that were taken down: {error!r}") from None
 
-    def members(self, row: int, record: Any = None) -> list[tuple[int, int, int]]:
-        """The sample's fields besides the image: (number of the field, offset, length) in the shard, bytes.
-
-        Args:
-            row: The sample's row.
-            record: Its record, if it is at hand.
-        """
-        record = self.rows()[row] if record is None else record
-        found, end = [], int(record["offset"]) + int(record["length"])
+    def parts(self, row: int) -> list[tuple[int, int, int]]:
+        """All fields of a sample, the image first, in the order of its checksum: (number of the field, offset, length)
+        in the shard, bytes."""
+        record = self.rows()[row]
+        found = [(int(record["field"]), int(record["offset"]), int(record["length"]))]
+        end = found[0][1] + found[0][2]
         for field, length, gap in self.details(row).members:
             offset = _next_offset(end) + gap
             end = offset + length
@@ -463,7 +460,7 @@ class ShardIndex:
             path=details.path,
             source_bytes=details.source_bytes,
             source_row=details.source_row,
-            members=self.members(row, record),
+            members=self.parts(row)[1:],
             row_data=np.array(self.row_data(row), "<u4").tobytes(),
             target=self.column("target")[row].tolist() if self.targets else (),
             **numbers,

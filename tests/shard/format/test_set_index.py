@@ -51,9 +51,8 @@ def test_samples_are_those_of_the_shards(folder: Path) -> None:
         image = index.image_field(i)
         assert index.place(i) == index.member_place(i, image) == own[image]
         assert {(field, offset, length) for field, (_, offset, length) in own.items()} == set(index.parts(i))
-    places = index.field_places("cls")
-    columns = (places.shards.tolist(), places.offsets.tolist(), places.lengths.tolist())
-    assert [*zip(*columns, strict=True)] == [found[index.key(i)]["cls"] for i in places.ids.tolist()]
+    places = {i: tuple(place) for i, *place in index.field_places("cls")}
+    assert places == {i: found[index.key(i)]["cls"] for i in range(COUNT)}
 
 
 def test_rows_are_those_of_the_columns(folder: Path) -> None:
