@@ -30,8 +30,8 @@ class ShardFields:
     index: SetIndex
     exif: bool
 
-    def read_bytes(self, i: int, offset: int, length: int, shard: int | None = None) -> bytes:
-        """Reads ``length`` bytes at ``offset`` of the shard of sample ``i``, whose number may be given if it is known.
+    def read_bytes(self, i: int, shard: int, offset: int, length: int) -> bytes:
+        """Reads ``length`` bytes at ``offset`` of the shard of sample ``i``.
 
         Raises:
             DecodeError: if they can't be read.
@@ -67,10 +67,7 @@ class ShardFields:
     def member(self, i: int, name: str) -> bytes | None:
         """See :meth:`Reader.member`."""
         place = self.index.member_place(i, name)
-        if place is None:
-            return None
-        shard, offset, length = place
-        return self.read_bytes(i, offset, length, shard)
+        return None if place is None else self.read_bytes(i, *place)
 
     def column(self, name: str) -> AnyArray | list[Any]:
         """See :meth:`Reader.column`. Members are read in stored order."""
@@ -106,7 +103,7 @@ class ShardFields:
 
     def _value(self, name: str, i: int, shard: int, offset: int, length: int) -> Any:
         """Returns a member's bytes, or its parsed value if it is JSON."""
-        data = self.read_bytes(i, offset, length, shard)
+        data = self.read_bytes(i, shard, offset, length)
         try:
             return parsed(name, data)
         except DecodeError as error:

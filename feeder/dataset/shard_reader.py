@@ -379,10 +379,8 @@ class ShardReader(ShardFields):
         sizes = np.asarray(counts)
         return compact_sizes(sizes[sizes > 0])
 
-    def read_bytes(self, i: int, offset: int, length: int, shard: int | None = None) -> bytes:
+    def read_bytes(self, i: int, shard: int, offset: int, length: int) -> bytes:
         """See :meth:`ShardFields.read_bytes`."""
-        if shard is None:
-            shard = self.index.place(i)[0]
         self.bring([(shard, offset, length)])
         entry = self._open(shard)
         if length > MAX_FILE_BYTES:
