@@ -39,8 +39,7 @@ class Lanes:
     That holds for world sizes that divide ``count`` and batches of ``block`` samples. With any others the order is the
     same, each sample comes once in an epoch, and ranks read from more shards.
 
-    The order takes no memory for shards of one size. For others it keeps about 3 bytes a shard: 13 MiB for 10**10
-    samples in shards of 2,000 to 2,800.
+    The order takes no memory for shards of one size. For others it keeps 16 to 32 bytes a shard.
 
     Args:
         count: Number of lanes, 1 to 65,536. A smaller set has the largest divisor of it with which each lane has four
