@@ -18,7 +18,7 @@ import numpy as np
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset import remote_in
+from feeder.dataset.subset import leaves, remote_of
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import FeederError
 from feeder.loader.fast.batch_queue import BatchRecord
@@ -245,7 +245,7 @@ class ReadAhead(_Ahead):
         self._together = max(1, min(self._chunk, needed // _TOGETHER))
         self._ahead = needed + self._together - 1
 
-        found = {id(leaf): leaf for leaf in remote_in(reader) if _is_fetched(leaf)}
+        found = {id(leaf): leaf for leaf in remote_of(leaves(reader)) if _is_fetched(leaf)}
         fit = all(leaf.store_bytes <= leaf.cache_bytes for leaf in found.values())
         working = {} if fit else self._working_bytes()
         for number, leaf in found.items():

@@ -49,8 +49,6 @@ class IndexBuilder:
             target: One number for each of the builder's targets.
             values: The further attributes of :class:`SampleRow`.
         """
-        if len(target) != len(self.targets):
-            raise ValueError(f"expected {len(self.targets)} target numbers, got {len(target)}")
         number = self._number(field)
         places = [(self._number(name), offset, length) for name, offset, length in members]
         self._samples.append(SampleRow(field=number, members=places, row_data=rows, target=target, **values))

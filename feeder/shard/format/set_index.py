@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import FormatError
-from feeder.shard.format.index_file import Located
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, IndexedShard, ShardIndex
 from feeder.shard.store.mirror import Mirror
@@ -119,9 +118,14 @@ class SetIndex:
             return None
         return found if (found[:, 0] >= 0).any() else None
 
-    def located(self, ids: Int64s) -> Located:
-        """Returns some samples as :attr:`native` finds them."""
-        return Located(None, ids, self.header.equal) if self.header.equal else Located(*self.header.locate(ids), 0)
+    def located(self, ids: Int64s) -> tuple[Int64s | None, Int64s, int]:
+        """Returns N samples as :attr:`native` finds them, see :meth:`feeder._native.PartRunner.run`.
+
+        Returns:
+            int64 [N], numbers of the shards, or None if they follow from the rows; int64 [N], rows in the shards, or in
+            the set without shards; and the samples in each shard but the last, 0 with shards.
+        """
+        return (None, ids, self.header.equal) if self.header.equal else (*self.header.locate(ids), 0)
 
     def hold(self, shards: Iterable[int], *, by_rows: bool = True) -> None:
         """Has :attr:`native` hold the samples of some shards, where it holds them by shards.
