@@ -20,7 +20,7 @@ from feeder.system.files import open_regular
 from feeder.system.limit_errors import explained
 from feeder.system.mapping import map_file
 
-__all__ = ["HASH_BYTES", "PREFIX_BYTES", "damaged", "head_bytes", "mapped_file", "read_head", "sealed", "short_hash"]
+__all__ = ["HASH_BYTES", "PREFIX_BYTES", "damaged", "mapped_file", "read_head", "sealed", "short_hash"]
 
 HASH_BYTES = 16
 PREFIX_BYTES = 32
@@ -76,35 +76,6 @@ def sealed(magic: bytes, head: dict[str, Any], *, most_bytes: int = _HEAD_BYTES)
     return magic + len(text).to_bytes(8, "little") + short_hash(text) + text
 
 
-def head_bytes(path: str, magic: bytes, start: bytes | memoryview, *, most_bytes: int = _HEAD_BYTES) -> int:
-    """Returns the number of bytes up to the end of the head.
-
-    Args:
-        path: The file, for errors.
-        magic: Its magic.
-        start: Its first bytes, 32 or more.
-        most_bytes: Size of the largest head that such a file can need.
-
-    Raises:
-        FormatError: if it is another file, or its head can't be that long.
-    """
-    length = int.from_bytes(start[8:16], "little")
-    if len(start) < PREFIX_BYTES or start[:8] != magic:
-        found = bytes(start[:16])
-        if found.lstrip(_BEFORE_PAGE).startswith(b"<"):
-            raise FormatError(
-                f"{path}: a page came, which starts with {found!r}, in place of a file that starts with {magic!r}: the "
-                "URL is wrong, or a proxy or a login has answered for the server; open the URL in a browser"
-            )
-        raise FormatError(
-            f"{path}: expected a file that starts with {magic!r}, found {found[:8]!r}, or one that was cut off; give "
-            "the shards' folder, restore the file, rebuild it with `feeder index`, or shard the dataset again"
-        )
-    if length > most_bytes:
-        raise damaged(path, f"its head would have {length:,} bytes, expected at most {most_bytes:,}")
-    return PREFIX_BYTES + length
-
-
 def read_head(
     path: str, magic: bytes, data: memoryview, *, most_bytes: int = _HEAD_BYTES
 ) -> tuple[dict[str, Any], bytes, int]:
@@ -114,15 +85,31 @@ def read_head(
         path: The file, for errors.
         magic: Its magic.
         data: Its bytes, at least to the end of the head.
-        most_bytes: See :func:`head_bytes`.
+        most_bytes: Size of the largest head that such a file can need.
 
     Returns:
         The head, its hash, and the offset of its end.
 
     Raises:
-        FormatError: if it is damaged.
+        FormatError: if it is another file, or damaged.
     """
-    end = head_bytes(path, magic, data, most_bytes=most_bytes)
+    if len(data) < PREFIX_BYTES or data[:8] != magic:
+        found = bytes(data[:16])
+        if found.lstrip(_BEFORE_PAGE).startswith(b"<"):
+            raise FormatError(
+                f"{path}: a page came, which starts with {found!r}, in place of a file that starts with {magic!r}: the "
+                "URL is wrong, or a proxy or a login has answered for the server; open the URL in a browser"
+            )
+        raise FormatError(
+            f"{path}: expected a file that starts with {magic!r}, found {found[:8]!r}, or one that was cut off; give "
+            "the shards' folder, restore the file, rebuild it with `feeder index`, or shard the dataset again"
+        )
+
+    length = int.from_bytes(data[8:16], "little")
+    if length > most_bytes:
+        raise damaged(path, f"its head would have {length:,} bytes, expected at most {most_bytes:,}")
+
+    end = PREFIX_BYTES + length
     text = data[PREFIX_BYTES:end]
     expected = bytes(data[PREFIX_BYTES - HASH_BYTES : PREFIX_BYTES])
     if len(data) < end or short_hash(text) != expected:
