@@ -239,36 +239,31 @@ class Fetcher:
             self.need(message["need"], again=message["again"])
             self._waits += 1
             self._waited_ns += time.monotonic_ns() - started
-            return {}
 
-        if "plan" in message:
-            return self._extend(client, **message["plan"])
-        if "begin" in message:
+        elif "plan" in message:
+            self._extend(client, **message["plan"])
+        elif "begin" in message:
             with self.files.lock:
                 client.plan = begin_plan(self.files, message["begin"])
-            return {}
-        if "end" in message:
+        elif "end" in message:
             with self.files.lock:
                 self._end_plan(client)
-            return {}
 
-        if "refresh" in message:
+        elif "refresh" in message:
             self.contents.forget()
             self.files.begin_job()
             self._file(message["refresh"])
             for name in self.contents.replaced():
                 with contextlib.suppress(NotFoundError):
                     self._file(name)
-            return {}
 
-        if "stats" in message:
+        elif "stats" in message:
             return self.stats()
-        if "hello" in message:
+        elif "hello" in message:
             return self._greet(client, **message["hello"])
-        if "leave" in message:
-            return self._leave()
-
-        return None
+        else:
+            return None
+        return {}
 
     def _greet(self, client: _Client, cache_bytes: int | None, timeout_s: float, identity: str) -> dict[str, Any]:
         """Takes a client's options, and those of all together: the largest."""
@@ -316,11 +311,11 @@ class Fetcher:
         ranges: Sequence[Want],
         *,
         is_first: bool = False,
-    ) -> dict[str, Any]:
+    ) -> None:
         found = self._blocks_of(ranges)
         with self.files.lock:
             if client.plan is None:  # it has just gone
-                return {}
+                return
             extend_plan(self.files, client.plan, step, last_steps)
             self.files.trim()
             if is_first:
@@ -329,7 +324,6 @@ class Fetcher:
             else:  # what comes as a whole is there already
                 client.plan.ranges.extend(each for each in found if each[0].contents and not each[0].contents.fetch)
                 self.downloads.wake()
-        return {}
 
     def _end_plan(self, client: _Client) -> None:
         if client.plan is not None:

@@ -230,7 +230,7 @@ def test_what_a_dead_client_needs_of_the_index_is_given_up(fetcher: Fetcher, fol
             later.connect(listener.getsockname())
             later.send(json.dumps({"need": [["shard-000001.tar", 0, 1]], "again": False}).encode())
             assert json.loads(later.recv(1 << 17)) == {}
-            later.send(json.dumps({"leave": True}).encode())
+            later.send(json.dumps({"hello": {"cache_bytes": None, "timeout_s": 9.0, "identity": "another"}}).encode())
             assert json.loads(later.recv(1 << 17)) == {"ended": True}
         serving.join(10)
 
