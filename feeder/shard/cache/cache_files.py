@@ -98,7 +98,7 @@ class CacheFiles:
                 file.contents = contents
                 self._check_boot(file)
             if contents.is_kept and not file.record.is_pinned:
-                self._set_pinned(file, True)
+                self._set_pinned(file)
             self.files.move_to_end(name)
             self._place(file)
             return file
@@ -416,14 +416,14 @@ class CacheFiles:
         if file.record.is_pinned or file.present_bytes or self.files.get(file.name) is not file:
             return
         if self._pinned_bytes + file.record.size_bytes + self._ring_bytes() <= self.budget_bytes:
-            self._set_pinned(file, True)
+            self._set_pinned(file)
 
     def _ring_bytes(self) -> int:
         return self.budget_bytes // _DEFAULT_RING if self.ring_bytes is None else self.ring_bytes
 
-    def _set_pinned(self, file: CachedFile, value: bool) -> None:
-        self._pinned_bytes += (int(value) - int(file.record.is_pinned)) * file.record.size_bytes
-        file.record.pin(value)
+    def _set_pinned(self, file: CachedFile) -> None:
+        self._pinned_bytes += file.record.size_bytes
+        file.record.pin()
         self._place(file)
 
     def _place(self, file: CachedFile) -> None:

@@ -184,9 +184,9 @@ class Record:
         self._present[block] = 0
         self._write(b"\0", _HEAD.size + block)
 
-    def pin(self, value: bool) -> None:
-        """Sets whether the file is to stay in the cache."""
-        self.is_pinned = value
+    def pin(self) -> None:
+        """Notes that the file is to stay in the cache."""
+        self.is_pinned = True
         self._write_flags()
 
     def retire(self) -> None:
