@@ -56,7 +56,6 @@ class ShardReader(ShardFields):
     Args:
         index: Path of the index file.
         exif: Whether to apply EXIF orientation.
-        classes: Class names by label, if known.
         version: Number of the version of the set, from 1; None for the newest.
         mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
     """
@@ -66,7 +65,6 @@ class ShardReader(ShardFields):
         index: str,
         *,
         exif: bool = True,
-        classes: list[str] | None = None,
         version: int | None = None,
         mirror: Mirror | None = None,
     ) -> None:
@@ -74,15 +72,25 @@ class ShardReader(ShardFields):
         add_codebooks(self.index.codebooks)
         self.exif = exif
         self.mirror = mirror
-        self.classes = classes
+        self.classes = self.index.classes
         self.label_dtype = self.index.label_dtype
         self._labels: AnyArray | None = None  # those that the samples were given in place of their own
         self.made_ns = time.time_ns()
         self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        own = (self.index.path, self.exif, self.classes, self.index.header.hash, self.made_ns, self._labels)
-        return _shard_reader, (*own, self.index.header.info.version, self.mirror)
+    def __getstate__(self) -> dict[str, Any]:
+        header = self.index.header
+        return self.__dict__ | {"index": (self.index.path, header.info.version, header.hash), "_local": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        path, version, expected = state["index"]
+        self.__dict__ |= state | {"index": open_index(path, version, state["mirror"]), "_local": threading.local()}
+        if self.index.header.hash != expected:
+            raise FormatError(
+                f"{path}: it was replaced by another index while it was in use, as by `feeder takedown`; create the "
+                "dataset again, or restore the earlier index and shards and go on"
+            )
+        add_codebooks(self.index.codebooks)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -455,28 +463,6 @@ class ShardReader(ShardFields):
         if files is None or files.pid != os.getpid():
             files = self._local.files = OpenFiles()
         return files
-
-
-def _shard_reader(
-    index: str,
-    exif: bool,
-    classes: list[str] | None,
-    identity: bytes,
-    made_ns: int,
-    labels: AnyArray | None = None,
-    version: int | None = None,
-    mirror: Mirror | None = None,
-) -> ShardReader:
-    reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror)
-    if reader.index.header.hash != identity:
-        raise FormatError(
-            f"{index}: it was replaced by another index while it was in use, as by `feeder takedown`; create the "
-            "dataset again, or restore the earlier index and shards and go on"
-        )
-    reader.made_ns = made_ns
-    if labels is not None:
-        reader.relabel(labels, classes)
-    return reader
 
 
 def _read_both(descriptor: int, offset: int, head: int, begin: int, buffer: memoryview) -> None:
