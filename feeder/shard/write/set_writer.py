@@ -67,7 +67,7 @@ def write_set(
         ShardError: if an index is too large.
     """
     info = SetInfo((), None, (), -1, True, "", index_suffix=suffix, version=0) if before is None else before.info
-    rows = [np.zeros(0, ROW) if before is None else before.rows()]
+    rows = [np.zeros(0, ROW) if before is None else before.rows]
     names = [] if before is None else [before.shard_name(number) for number in range(before.shards)]
     info = _with_shards(info, shards, os.path.dirname(path) if folder is None else folder, rows, names)
     info = dataclasses.replace(
