@@ -12,10 +12,10 @@ import numpy as np
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, philox
 from feeder.order.recent import Recent
-from feeder.order.shard_sizes import CompactSizes, EqualSizes, UnequalSizes
+from feeder.order.shard_sizes import UnequalSizes
 from feeder.system.arrays import Int64s, Uint64s
 
-__all__ = ["EqualShards", "UnequalShards", "Whole", "shards_in_lanes"]
+__all__ = ["EqualShards", "UnequalShards", "Whole"]
 
 
 class Whole(NamedTuple):
@@ -220,18 +220,6 @@ class UnequalShards:
         first = lanes * self._rounds
         offsets: Int64s = self._starts[first + shards] - self._starts[first]
         return offsets
-
-
-def shards_in_lanes(sizes: CompactSizes, lanes: int) -> EqualShards | UnequalShards:
-    """Returns the shards of each lane.
-
-    Args:
-        sizes: Number of samples in each shard of the set, one shard or more.
-        lanes: Number of lanes.
-    """
-    if isinstance(sizes, EqualSizes):
-        return EqualShards(sizes.samples, sizes.size, lanes)
-    return UnequalShards(sizes, lanes)
 
 
 def _draw(seed: int, epoch: int, lanes: Int64s, shards: Int64s) -> tuple[Uint64s, Int64s]:

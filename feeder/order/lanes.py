@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.lane_shards import Whole, shards_in_lanes
+from feeder.order.lane_shards import EqualShards, UnequalShards, Whole
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, philox
 from feeder.order.shard_sizes import CompactSizes, EqualSizes
@@ -90,7 +90,11 @@ class LaneOrder:
         self.block = lanes.block
         most = min(len(sizes) // _SHARDS, samples // lanes.window)
         self.count = max(d for d in range(1, lanes.count + 1) if lanes.count % d == 0 and d <= max(1, most))
-        self._shards = shards_in_lanes(sizes, self.count)
+        self._shards: EqualShards | UnequalShards = (
+            EqualShards(sizes.samples, sizes.size, self.count)
+            if isinstance(sizes, EqualSizes)
+            else UnequalShards(sizes, self.count)
+        )
         rounds, left = divmod(samples, self.count * self.block)
         self._gives = rounds * self.block + np.clip(left - np.arange(self.count) * self.block, 0, self.block)
         shards, whole = self._shards.whole(np.minimum(self._gives, self._shards.samples))
