@@ -225,7 +225,9 @@ class CacheFiles:
             False if there is no room for bytes that nobody waits for.
         """
         with self.lock:
-            self._look_at_disk()
+            if not self._has_budget and time.monotonic() - self._looked >= LOOK_S:
+                self.set_budget(None)  # it follows what others write to the disk
+
             self._pin(file)
             is_kept = file.contents is not None and file.contents.is_kept
             self._largest = max(self._largest, 0 if is_kept else file.record.size_bytes)
@@ -303,8 +305,9 @@ class CacheFiles:
             reason = limit_reached(error) or "name another place with cache_dir="
             raise StoreError(f"{self.folder}/{name}: can't be written: {error.strerror}; {reason}") from error
 
-        if self._is_leaving(size_bytes):
-            time.sleep(_PAUSE_S)
+        disk = os.statvfs(self.folder)
+        if disk.f_bavail * disk.f_frsize < size_bytes and time.monotonic() < self._waits_until:
+            time.sleep(_PAUSE_S)  # files that were dropped may still take the room that is missing
             return
 
         with self.lock:
@@ -323,11 +326,6 @@ class CacheFiles:
                 "name another disk with cache_dir="
             ) from error
 
-    def _is_leaving(self, size_bytes: int) -> bool:
-        """Returns True while files that were dropped may still take the room that is missing."""
-        disk = os.statvfs(self.folder)
-        return disk.f_bavail * disk.f_frsize < size_bytes and time.monotonic() < self._waits_until
-
     @property
     def kept_bytes(self) -> int:
         """Bytes of the files that stay while the set is in use: its header, as a rule."""
@@ -340,12 +338,6 @@ class CacheFiles:
             self._has_budget = budget_bytes is not None
             self._looked = time.monotonic()
             self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
-
-    def _look_at_disk(self) -> None:
-        """Follows what others write to the disk, where the budget is what is free of it."""
-        if not self._has_budget and time.monotonic() - self._looked >= LOOK_S:
-            self._looked = time.monotonic()
-            self.budget_bytes = self._free_budget()
 
     def begin_job(self) -> None:
         """Notes that a job begins: what is cached is compared with its checksums once more before it is used."""
