@@ -67,7 +67,6 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         self.extras = tuple(extras)
         if any(isinstance(extra, CropBox) for extra in self.extras):
             check_crop_box(self.recipe)
-        self._decoder: SampleDecoder | None = None
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -206,7 +205,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         for extra in self.extras:
             if isinstance(extra, MemberField) and extra.name == name:
                 return extra.column(self.reader)
-        self._check_known(_member(plain))
+        self._check_known(plain.member)
         return plain.column(self.reader) if isinstance(plain, MemberField) else self.reader.column(name)
 
     def _check_extras(self) -> None:
@@ -217,7 +216,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
                 for lack in self._lacks(extra.member):
                     warn(f"{lack}; each gets {extra.kind.fill!r}")
             else:
-                self._check_known(_member(extra))
+                self._check_known(extra.member)
 
     def _check_known(self, name: str) -> None:
         """Refuses a field that no sample of a set has."""
@@ -231,11 +230,6 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             if name not in known:
                 hint = f"; it is a key of json: name it 'json:{name}'" if name in _keys(reader, known) else ""
                 yield f"field {name!r} is in no sample of {reader.place}; it has {', '.join(known)}{hint}"
-
-
-def _member(extra: Extra) -> str:
-    """Returns the name of the member, or of the reader's own field, that a value is made from."""
-    return extra.member if isinstance(extra, MemberField) else extra.name
 
 
 def _keys(reader: Reader, known: Collection[str]) -> Collection[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["DecodeCounts", "Replaced", "SampleDecoder", "counted", "current_counts"]
+__all__ = ["DecodeCounts", "Replaced", "SampleDecoder", "counted", "current_counts", "noted"]
 
 _counting = threading.local()
 
@@ -76,6 +76,20 @@ def counted() -> Iterator[DecodeCounts]:
 def current_counts() -> DecodeCounts | None:
     """Returns the counts of :func:`counted` in this thread; None outside of it."""
     return getattr(_counting, "counts", None)
+
+
+def noted(clipped: int, slow: int) -> bool:
+    """Counts images where :func:`counted` counts them; returns whether to warn of clipped ones.
+
+    Args:
+        clipped, slow: As in :class:`DecodeCounts`.
+    """
+    counts = current_counts()
+    if counts is None:
+        return clipped > 0
+    counts.clipped += clipped
+    counts.slow += slow
+    return False
 
 
 class SampleDecoder:
@@ -175,11 +189,7 @@ class SampleDecoder:
     ) -> DecodeError | None:
         """Decodes an image of sample ``i``, and counts it if it was clipped or slow; or warns."""
         result = self._decoder.decode(buffers, orientations, views)
-        counts = current_counts()
-        if counts is not None:
-            counts.clipped += result.clipped
-            counts.slow += result.slow
-        elif result.clipped and not self._has_warned:
+        if noted(result.clipped, result.slow) and not self._has_warned:
             self._has_warned = True
             key = self._reader.field(i, "key")
             warn(f"sample {key!r}: {clipped_warning(1)}; later ones are not named")

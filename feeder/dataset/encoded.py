@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
-from feeder.dataset.decoding import current_counts
+from feeder.dataset.decoding import noted
 from feeder.dataset.folder_reader import MACHINE_ERRORS
 from feeder.dataset.target_values import TargetValue, boxes_of, target_values
 from feeder.decoders.decode import check_recipe, different_sizes_of, drawn_seed, header, thread_decoder
@@ -212,7 +212,8 @@ def decode_opened(
             groups.append(group)
             for row, error in zip(group.rows, result.errors, strict=True):
                 errors[row] = error
-            _count(result.clipped, result.slow)
+            if noted(result.clipped, result.slow):
+                warn(clipped_warning(result.clipped))
 
         for place, row in enumerate(rows if kinds else ()):
             try:
@@ -247,15 +248,6 @@ def _by_size(sizes: list[list[int]]) -> list[list[int]]:
     for place, size in enumerate(sizes):
         found.setdefault(tuple(size), []).append(place)
     return list(found.values())
-
-
-def _count(clipped: int, slow: int) -> None:
-    counts = current_counts()
-    if counts is not None:
-        counts.clipped += clipped
-        counts.slow += slow
-    elif clipped:
-        warn(clipped_warning(clipped))
 
 
 def _path_or_bytes(data: Any) -> str | bytes:

@@ -64,10 +64,15 @@ class Extra:
     """Base of the values of a sample beside its image and label; cheap to pickle, and equal to another one alike.
 
     Attributes:
-        name: Name of the member or field that the value is made from.
+        name: Its name.
     """
 
     name: str
+
+    @property
+    def member(self) -> str:
+        """Name of the member, or of the reader's own field, that the value is made from."""
+        return self.name
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -169,11 +174,6 @@ class MemberField(Extra):
 
     name: str
     kind: Field
-
-    @property
-    def member(self) -> str:
-        """Name of the member."""
-        return self.name
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:  # asked for once a sample

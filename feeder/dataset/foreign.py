@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,25 +138,21 @@ def _labels(targets: Sequence[Any]) -> Int64s | None:
     return np.array(targets, np.int64)
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Takes files and targets from attributes: one of pairs, or two."""
-
-    names: tuple[str, ...]
-
-    def __call__(self, dataset: Any) -> ForeignReader:
-        columns = [getattr(dataset, name) for name in self.names]
-        if len(columns) == 1:
-            columns = [[pair[k] for pair in columns[0]] for k in (0, 1)]
-        return _reader(dataset, *columns)
-
-
 def _reader(dataset: Any, files: Files, targets: Sequence[Any], kind: type | None = None) -> ForeignReader:
     names = getattr(dataset, "classes", None)
     classes = list(names) if names and all(isinstance(name, str) for name in names) else None
     reader = ForeignReader(os.fspath(dataset.root), files, targets, classes)
     reader.kind = kind
     return reader
+
+
+def _pairs(dataset: Any) -> ForeignReader:
+    pairs = dataset.samples if hasattr(dataset, "samples") else dataset._samples
+    return _reader(dataset, [file for file, _ in pairs], [target for _, target in pairs])
+
+
+def _files_and_labels(dataset: Any) -> ForeignReader:
+    return _reader(dataset, dataset._image_files, dataset._labels)
 
 
 def _cifar(dataset: Any) -> ForeignReader:
@@ -174,17 +171,14 @@ def _coco(dataset: Any) -> ForeignReader:
 
 
 def _voc_boxes(dataset: Any) -> ForeignReader:
-    return _reader(dataset, dataset.images, Loaded(_VocXml(dataset.parse_voc_xml), dataset.annotations), type(dataset))
+    targets = Loaded(partial(_voc_target, dataset.parse_voc_xml), dataset.annotations)
+    return _reader(dataset, dataset.images, targets, type(dataset))
 
 
-@dataclass(frozen=True)
-class _VocXml:
-    parse: Callable[[Any], Any]
+def _voc_target(parse_voc_xml: Callable[[Any], Any], path: str) -> Any:
+    from xml.etree.ElementTree import parse
 
-    def __call__(self, path: str) -> Any:
-        from xml.etree.ElementTree import parse
-
-        return self.parse(parse(path).getroot())
+    return parse_voc_xml(parse(path).getroot())
 
 
 def _voc_masks(dataset: Any) -> ForeignReader:
@@ -227,12 +221,8 @@ class _Wrapped:
         return sample if self.dataset.transforms is None else self.dataset.transforms(*sample)
 
 
-@dataclass(frozen=True)
-class _Numbered:
-    targets: Any
-
-    def __call__(self, number: int) -> tuple[int, Any]:
-        return number, self.targets[number]
+def _numbered(targets: Any, number: int) -> tuple[int, Any]:
+    return number, targets[number]
 
 
 def _wrapped(dataset: Any) -> ForeignReader:
@@ -240,7 +230,7 @@ def _wrapped(dataset: Any) -> ForeignReader:
     reader = check_foreign(inner)(inner)
     reader.both = both_transforms(dataset)
     if reader.both is not None:
-        reader.targets = Loaded(_Numbered(reader.targets), range(len(reader)))
+        reader.targets = Loaded(partial(_numbered, reader.targets), range(len(reader)))
     return reader
 
 
@@ -270,8 +260,7 @@ def _check_timm(dataset: Any) -> None:
 
 def _timm(dataset: Any) -> ForeignReader:
     reader = dataset.reader
-    files, targets = ([pair[k] for pair in reader.samples] for k in (0, 1))
-    return ForeignReader(os.fspath(reader.root), files, targets)
+    return ForeignReader(os.fspath(reader.root), [file for file, _ in reader.samples], [k for _, k in reader.samples])
 
 
 def image_columns(dataset: Any) -> list[str]:
@@ -296,7 +285,7 @@ def _huggingface(dataset: Any) -> ForeignReader:
     others = [each for each in columns if each != name]
     rest: Any = dataset.with_format(None if form == "custom" else form).select_columns(others)
     reader = ForeignReader(
-        "", Loaded(_Cell(name), images), rest if others else Loaded(dict, [()] * len(images)), exif=True
+        "", Loaded(partial(_cell, name), images), rest if others else Loaded(dict, [()] * len(images)), exif=True
     )
 
     reader.row_names = columns
@@ -306,32 +295,25 @@ def _huggingface(dataset: Any) -> ForeignReader:
     return reader
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """The file in an Image column's value."""
-
-    name: str
-
-    def __call__(self, row: Any) -> bytes:
-        value = row[self.name]
-        return read_image(value["path"]) if value["bytes"] is None else value["bytes"]
+def _cell(name: str, row: Any) -> bytes:
+    """Returns the file in an Image column's value."""
+    value = row[name]
+    return read_image(value["path"]) if value["bytes"] is None else value["bytes"]
 
 
-_PAIRS, _FILES = _Columns(("samples",)), _Columns(("_image_files", "_labels"))
-_OWN_PAIRS = _Columns(("_samples",))
 # By the class whose dataset[i] reads the samples.
 _KINDS: dict[str, Callable[[Any], ForeignReader]] = {
-    "torchvision.datasets.folder.DatasetFolder": _PAIRS,
-    "torchvision.datasets.gtsrb.GTSRB": _OWN_PAIRS,
-    "torchvision.datasets.imagenette.Imagenette": _OWN_PAIRS,
-    "torchvision.datasets.rendered_sst2.RenderedSST2": _OWN_PAIRS,
-    "torchvision.datasets.stanford_cars.StanfordCars": _OWN_PAIRS,
-    "torchvision.datasets.clevr.CLEVRClassification": _FILES,
-    "torchvision.datasets.dtd.DTD": _FILES,
-    "torchvision.datasets.fgvc_aircraft.FGVCAircraft": _FILES,
-    "torchvision.datasets.flowers102.Flowers102": _FILES,
-    "torchvision.datasets.food101.Food101": _FILES,
-    "torchvision.datasets.sun397.SUN397": _FILES,
+    "torchvision.datasets.folder.DatasetFolder": _pairs,
+    "torchvision.datasets.gtsrb.GTSRB": _pairs,
+    "torchvision.datasets.imagenette.Imagenette": _pairs,
+    "torchvision.datasets.rendered_sst2.RenderedSST2": _pairs,
+    "torchvision.datasets.stanford_cars.StanfordCars": _pairs,
+    "torchvision.datasets.clevr.CLEVRClassification": _files_and_labels,
+    "torchvision.datasets.dtd.DTD": _files_and_labels,
+    "torchvision.datasets.fgvc_aircraft.FGVCAircraft": _files_and_labels,
+    "torchvision.datasets.flowers102.Flowers102": _files_and_labels,
+    "torchvision.datasets.food101.Food101": _files_and_labels,
+    "torchvision.datasets.sun397.SUN397": _files_and_labels,
     "torchvision.datasets.cifar.CIFAR10": _cifar,
     "torchvision.datasets.coco.CocoDetection": _coco,
     "torchvision.datasets.voc.VOCDetection": _voc_boxes,

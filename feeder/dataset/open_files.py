@@ -8,12 +8,9 @@ import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from feeder.errors import DecodeError
-
-if TYPE_CHECKING:
-    from feeder._native import OpenShards
 
 __all__ = ["OpenFile", "OpenFiles", "read_into"]
 
@@ -42,13 +39,16 @@ class OpenFiles:
 
     Attributes:
         entries: Open shards by number, the one used last at the end.
+        native: The same open shards for the kernels.
         arena: Memory for the images of one :meth:`feeder.dataset.shard_reader.ShardReader.read`.
         advised_parts: Number of further reads with posix_fadvise; 0 while the disk is fast.
     """
 
     def __init__(self) -> None:
+        from feeder import _native
+
         self.entries: OrderedDict[int, OpenFile] = OrderedDict()
-        self._native: OpenShards | None = None
+        self.native = _native.OpenShards()
         self.arena = bytearray()
         self.advised_parts = 0
         self.pid = os.getpid()
@@ -62,34 +62,20 @@ class OpenFiles:
             return OPEN_SHARDS
         return max(_FEWEST_SHARDS, min(OPEN_SHARDS, limit // _LIMIT_SHARE // len(_all_files)))
 
-    @property
-    def native(self) -> OpenShards:
-        """The same open shards for the kernels."""
-        if self._native is None:
-            from feeder import _native
-
-            self._native = _native.OpenShards()
-            for shard, entry in self.entries.items():
-                self._native.put(shard, *entry)
-        return self._native
-
     def add(self, shard: int, entry: OpenFile) -> None:
         """Takes an open shard; closes those that were used longest ago."""
         self.entries[shard] = entry
-        if self._native is not None:
-            self._native.put(shard, *entry)
+        self.native.put(shard, *entry)
         while len(self.entries) > self.most:
             oldest, closed = self.entries.popitem(last=False)
-            if self._native is not None:
-                self._native.remove(oldest)
+            self.native.remove(oldest)
             os.close(closed.descriptor)
 
     def close(self) -> None:
         """Closes the shards."""
         while self.entries:
             shard, closed = self.entries.popitem()
-            if self._native is not None:
-                self._native.remove(shard)
+            self.native.remove(shard)
             os.close(closed.descriptor)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,8 @@ class ShardFields:
     index: SetIndex
     exif: bool
 
-    def read_bytes(self, i: int, offset: int, length: int, shard: int | None = None) -> bytes:
-        """Reads ``length`` bytes at ``offset`` of the shard of sample ``i``, whose number may be given if it is known.
+    def read_bytes(self, i: int, shard: int, offset: int, length: int) -> bytes:
+        """Reads ``length`` bytes at ``offset`` of the shard of sample ``i``.
 
         Raises:
             DecodeError: if they can't be read.
@@ -39,14 +41,14 @@ class ShardFields:
     def at(self, error: DecodeError, i: int) -> DecodeError:
         """See :meth:`Reader.at`."""
         shard, offset, _ = self.index.place(i)
-        return error.at(key=self.index.key(i), shard=self.index.shard_name(shard), offset_bytes=offset)
+        return error.at(key=self.index.key(i), shard=self.index.header.shard_name(shard), offset_bytes=offset)
 
-    def bring(self, ids: Int64s, offsets: AnyArray, lengths: AnyArray) -> None:
-        """Has bytes at hand that :meth:`read_bytes` will read, all in one go; N samples, offsets and lengths."""
+    def bring(self, places: Sequence[Sequence[int]]) -> None:
+        """Has bytes at hand that :meth:`read_bytes` will read, all in one go: (shard, offset, length) of each."""
 
     def field_names(self) -> list[str]:
         """See :meth:`Reader.field_names`."""
-        numbers = [name for name in NUMBER_FIELDS if name != "row" or self.index.has_source_rows]
+        numbers = [name for name in NUMBER_FIELDS if name != "row" or self.index.header.info.is_numbered]
         return sorted({"key", "path", *numbers, *self.index.fields})
 
     def field(self, i: int, name: str) -> Any:
@@ -65,10 +67,7 @@ class ShardFields:
     def member(self, i: int, name: str) -> bytes | None:
         """See :meth:`Reader.member`."""
         place = self.index.member_place(i, name)
-        if place is None:
-            return None
-        shard, offset, length = place
-        return self.read_bytes(i, offset, length, shard)
+        return None if place is None else self.read_bytes(i, *place)
 
     def column(self, name: str) -> AnyArray | list[Any]:
         """See :meth:`Reader.column`. Members are read in stored order."""
@@ -78,15 +77,11 @@ class ShardFields:
             return [text(i) for i in range(count)]
         if name in NUMBER_FIELDS:
             return self._numbers(name, np.arange(count))
-        places = index.field_places(name)
         values: list[Any] = [None] * count
-        order = np.lexsort((places.offsets, places.shards))
-        for first in range(0, len(order), _AT_ONCE):
-            rows = order[first : first + _AT_ONCE]
-            self.bring(places.ids[rows], places.offsets[rows], places.lengths[rows])
-            for k in rows.tolist():
-                i = int(places.ids[k])
-                place = int(places.shards[k]), int(places.offsets[k]), int(places.lengths[k])
+        places = index.field_places(name)
+        while some := [*itertools.islice(places, _AT_ONCE)]:
+            self.bring([place for _, *place in some])
+            for i, *place in some:
                 values[i] = self._value(name, i, *place)
         return values
 
@@ -108,7 +103,7 @@ class ShardFields:
 
     def _value(self, name: str, i: int, shard: int, offset: int, length: int) -> Any:
         """Returns a member's bytes, or its parsed value if it is JSON."""
-        data = self.read_bytes(i, offset, length, shard)
+        data = self.read_bytes(i, shard, offset, length)
         try:
             return parsed(name, data)
         except DecodeError as error:

@@ -21,6 +21,7 @@ import os
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from feeder.dataset.shard_fields import ShardFields
 from feeder.decoders.packed import add_codebooks
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, FormatError
-from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
+from feeder.order.shard_sizes import ShardSizes, compact_sizes
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import RecordRows
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
@@ -55,7 +56,6 @@ class ShardReader(ShardFields):
     Args:
         index: Path of the index file.
         exif: Whether to apply EXIF orientation.
-        classes: Class names by label, if known.
         version: Number of the version of the set, from 1; None for the newest.
         mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
     """
@@ -65,26 +65,32 @@ class ShardReader(ShardFields):
         index: str,
         *,
         exif: bool = True,
-        classes: list[str] | None = None,
         version: int | None = None,
         mirror: Mirror | None = None,
     ) -> None:
         self.index = open_index(index, version, mirror)
-        if self.index.codebooks:
-            with contextlib.suppress(ImportError):  # an image that needs the kernels says so
-                add_codebooks(self.index.codebooks)
+        add_codebooks(self.index.codebooks)
         self.exif = exif
         self.mirror = mirror
-        self.classes = classes
+        self.classes = self.index.classes
         self.label_dtype = self.index.label_dtype
         self._labels: AnyArray | None = None  # those that the samples were given in place of their own
         self.made_ns = time.time_ns()
         self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        index = self.index
-        own = (index.path, self.exif, self.classes, index.identity, self.made_ns, self._labels)
-        return _shard_reader, (*own, index.version, self.mirror)
+    def __getstate__(self) -> dict[str, Any]:
+        header = self.index.header
+        return self.__dict__ | {"index": (self.index.path, header.info.version, header.hash), "_local": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        path, version, expected = state["index"]
+        self.__dict__ |= state | {"index": open_index(path, version, state["mirror"]), "_local": threading.local()}
+        if self.index.header.hash != expected:
+            raise FormatError(
+                f"{path}: it was replaced by another index while it was in use, as by `feeder takedown`; create the "
+                "dataset again, or restore the earlier index and shards and go on"
+            )
+        add_codebooks(self.index.codebooks)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -161,11 +167,9 @@ class ShardReader(ShardFields):
                 raise MemoryError(f"{at}: {needed}") from None
         return memoryview(files.arena)
 
-    def bring(self, ids: Int64s, offsets: AnyArray, lengths: AnyArray) -> None:
+    def bring(self, places: Sequence[Sequence[int]]) -> None:
         """See :meth:`ShardFields.bring`; nothing to do for a local set."""
-        if self.mirror is not None and len(ids):
-            shards = self.index.shards_of(ids)
-            places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
+        if self.mirror is not None and places:
             self._bring(places, [(0, 0, length) for _, _, length in places])
 
     def note_read(self, size_bytes: int, time_ns: int) -> None:
@@ -184,7 +188,7 @@ class ShardReader(ShardFields):
     def takes_parts(self) -> bool:
         """True if the kernels may read the samples by themselves: whole images, and labels."""
         reads_crops = self.mirror is not None and self.mirror.reads_crops
-        return not reads_crops and not self.index.targets and self.index.native is not None
+        return not reads_crops and not self.index.targets
 
     @property
     def advise_from(self) -> int | None:
@@ -208,7 +212,7 @@ class ShardReader(ShardFields):
         if self.mirror is None:
             return
         rows = self.index.rows(ids)
-        self.bring(ids, rows.offset, rows.length)
+        self.bring([*zip(rows.shard.tolist(), rows.offset.tolist(), rows.length.tolist(), strict=True)])
         for shard in set(rows.shard.tolist()):
             self._open(shard)
 
@@ -232,14 +236,14 @@ class ShardReader(ShardFields):
         """
         entries = self._own_files().entries
         with contextlib.suppress(FormatError, IndexError):  # reading a sample says what is wrong
-            for shard in entries.keys() & set(self.index.shards_of(ids).tolist()):
+            for shard in entries.keys() & set(self.index.header.locate(ids)[0].tolist()):
                 entries.move_to_end(shard)
         for shard in set(shards):
             with contextlib.suppress(FormatError, IndexError):
                 self.index.hold([shard], by_rows=by_rows)
                 self._open(shard)
 
-    def _bring(self, places: list[tuple[int, int, int]], ranges: list[Any]) -> None:
+    def _bring(self, places: Sequence[Sequence[int]], ranges: list[Any]) -> None:
         """Has the bytes of images brought into the mirror, all in one go; those outside a shard are left out.
 
         Args:
@@ -247,11 +251,11 @@ class ShardReader(ShardFields):
         """
         assert self.mirror is not None
         self._own_files().close()  # the mirror may have made a shard's file anew
-        shards = {shard: self.index.shard_entry(shard) for shard in {shard for shard, _, _ in places}}
+        shards = {shard: self.index.header.shard(shard) for shard in {shard for shard, _, _ in places}}
         wants = []
         for (shard, offset, length), (head, begin, end) in zip(places, ranges, strict=True):
-            name, size = shards[shard]
-            if length <= size and offset <= size - length:
+            name, size_bytes = shards[shard].name, shards[shard].size_bytes
+            if length <= size_bytes and offset <= size_bytes - length:
                 if head:
                     wants.append((name, offset, offset + head))
                 wants.append((name, offset + begin, offset + end))
@@ -342,7 +346,8 @@ class ShardReader(ShardFields):
     def store_bytes(self) -> int:
         """Bytes of cache that hold all of a remote set: its shards with their indexes and its header, and once more the
         largest shard, for what is on its way."""
-        return self.index.size_bytes + sum(self.index.extent())
+        header = self.index.header
+        return header.size_bytes + header.file_bytes + sum(header.extent())
 
     @property
     def cache_bytes(self) -> int:
@@ -366,7 +371,7 @@ class ShardReader(ShardFields):
     @property
     def max_label(self) -> int:
         """The largest label; -1 without any."""
-        return self.index.max_label if self._labels is None else int(self._labels.max(initial=-1))
+        return self.index.header.info.max_label if self._labels is None else int(self._labels.max(initial=-1))
 
     def relabel(self, labels: AnyArray, classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
@@ -376,18 +381,15 @@ class ShardReader(ShardFields):
 
     def shard_sizes(self) -> ShardSizes:
         """See :meth:`Reader.shard_sizes`."""
-        counts = compact_sizes(self.index.shard_counts())
-        if isinstance(counts, EqualSizes) or counts.smallest:
+        counts = self.index.header.shard_sizes
+        if counts.size:
             return counts
         sizes = np.asarray(counts)
         return compact_sizes(sizes[sizes > 0])
 
-    def read_bytes(self, i: int, offset: int, length: int, shard: int | None = None) -> bytes:
+    def read_bytes(self, i: int, shard: int, offset: int, length: int) -> bytes:
         """See :meth:`ShardFields.read_bytes`."""
-        if shard is None:
-            shard = self.index.place(i)[0]
-        if self.mirror is not None:
-            self._bring([(shard, offset, length)], [(0, 0, length)])
+        self.bring([(shard, offset, length)])
         entry = self._open(shard)
         if length > MAX_FILE_BYTES:
             raise self.at(DecodeError(f"a field of {length:,} bytes is more than the {MAX_FILE_BYTES:,} allowed"), i)
@@ -444,7 +446,8 @@ class ShardReader(ShardFields):
             if self.mirror is None:
                 descriptor = open_regular(self.index.shard_path(shard))
             else:
-                descriptor = self.mirror.open(self.index.shard_name(shard), self.index.shard_hash(shard))
+                found = self.index.header.shard(shard)
+                descriptor = self.mirror.open(found.name, found.shard_hash)
         except OSError as error:
             raise FormatError(
                 f"{self.index.shard_path(shard)}: the index names this shard, but it can't be opened "
@@ -460,28 +463,6 @@ class ShardReader(ShardFields):
         if files is None or files.pid != os.getpid():
             files = self._local.files = OpenFiles()
         return files
-
-
-def _shard_reader(
-    index: str,
-    exif: bool,
-    classes: list[str] | None,
-    identity: bytes,
-    made_ns: int,
-    labels: AnyArray | None = None,
-    version: int | None = None,
-    mirror: Mirror | None = None,
-) -> ShardReader:
-    reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror)
-    if reader.index.identity != identity:
-        raise FormatError(
-            f"{index}: it was replaced by another index while it was in use, as by `feeder takedown`; create the "
-            "dataset again, or restore the earlier index and shards and go on"
-        )
-    reader.made_ns = made_ns
-    if labels is not None:
-        reader.relabel(labels, classes)
-    return reader
 
 
 def _read_both(descriptor: int, offset: int, head: int, begin: int, buffer: memoryview) -> None:

@@ -193,7 +193,6 @@ def _opened(
         refuse_mirror(os.path.dirname(index))
 
     reader = ShardReader(index, exif=exif, version=version, mirror=mirror)
-    reader.classes = reader.index.classes
 
     if labels is False:
         if classes is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from feeder.errors import ArgumentError
 from feeder.system.arrays import Int64s
 from feeder.system.text import count
 
-__all__ = ["as_feeder", "differing_part", "joined_in", "leaves", "readers_of", "remote_in", "remote_readers"]
+__all__ = ["as_feeder", "differing_part", "joined_in", "leaves", "readers_of", "remote_of"]
 
 
 def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
@@ -60,17 +61,8 @@ def readers_of(dataset: Any) -> list[Reader]:
     return leaves(dataset.reader) if isinstance(dataset, FeederDataset) else []
 
 
-def remote_readers(dataset: Any) -> list[ShardReader]:
-    """Returns the readers of remote shard sets among :func:`readers_of`."""
-    return _remote(readers_of(dataset))
-
-
-def remote_in(reader: Reader) -> list[ShardReader]:
-    """Returns the readers of remote shard sets among :func:`leaves`."""
-    return _remote(leaves(reader))
-
-
-def _remote(readers: list[Reader]) -> list[ShardReader]:
+def remote_of(readers: Sequence[Reader]) -> list[ShardReader]:
+    """Returns the readers of remote shard sets among some, such as :func:`readers_of` or :func:`leaves`."""
     return [reader for reader in readers if isinstance(reader, ShardReader) and reader.is_remote]
 
 

@@ -23,7 +23,7 @@ def all_taken_down(reader: Any) -> Int64s:
     index = _with_tombstones(reader)
     if index is None:
         return np.empty(0, np.int64)
-    return np.array([i for shard in range(index.shard_count) for i in _of_shard(index, shard)[1]], np.int64)
+    return np.array([i for shard in range(index.header.shards) for i in _of_shard(index, shard)[1]], np.int64)
 
 
 def taken_down_of(reader: Any, ids: Sequence[int]) -> set[int]:
@@ -31,7 +31,7 @@ def taken_down_of(reader: Any, ids: Sequence[int]) -> set[int]:
     index = _with_tombstones(reader)
     if index is None:
         return set()
-    shards = {*index.shards_of(np.asarray(ids, np.int64)).tolist()}
+    shards = {*index.header.locate(np.asarray(ids, np.int64))[0].tolist()}
     return {i for shard in shards for i in _of_shard(index, shard)[1]}.intersection(ids)
 
 
@@ -40,7 +40,7 @@ def stand_in(reader: Any, i: int) -> int | None:
     index = _with_tombstones(reader)
     if index is None:
         return None
-    (shard,) = index.shards_of(np.array([i])).tolist()
+    (shard,) = index.header.locate(np.array([i]))[0].tolist()
     own, gone = _of_shard(index, shard)
     if i not in gone:
         return None

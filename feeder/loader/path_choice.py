@@ -14,7 +14,7 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.foreign import convertible
 from feeder.dataset.further_images import images_in
 from feeder.dataset.mixture import Mixture
-from feeder.dataset.subset import as_feeder, differing_part, remote_readers
+from feeder.dataset.subset import as_feeder, differing_part, readers_of, remote_of
 from feeder.errors import ArgumentError
 from feeder.loader.options import DEFAULT_COLLATES
 from feeder.loader.ranks import current_ranks
@@ -273,7 +273,7 @@ def _choose_shuffle(
     if not given:
         return False
 
-    remote = remote_readers(dataset)
+    remote = remote_of(readers_of(dataset))
     if not remote or by_size or given == "full":
         refuse_full_shuffle(dataset)
         return True
@@ -290,7 +290,7 @@ def _choose_shuffle(
 def refuse_full_shuffle(dataset: Any) -> None:
     """Raises ArgumentError if a dataset has a remote set that does not fit its cache."""
     by_shard = "Window" if isinstance(dataset, FeederDataset) and dataset.parts else "Lanes"
-    for reader in remote_readers(dataset):
+    for reader in remote_of(readers_of(dataset)):
         needed, has = reader.store_bytes, reader.cache_bytes
         if needed > has:
             raise ArgumentError(

@@ -406,13 +406,13 @@ class Shares:
             whole, inside = divmod(left[0][0] - start, int(counts.sum()))
             if whole:
                 found.append(plain)
-                epoch, start = epoch + whole, start + whole * int(counts.sum())
-                passes, had = passes - whole * (-(counts * self.unit) // self.sizes), had + whole * counts
+                epoch += whole
+                start, passes, had = self._later(start, passes, had, counts, whole)
             if inside:
                 turn = self._new_turn(epoch, start, passes, had)
                 found.append(_Era(epoch, start, passes, had, weights, turn))
-                epoch, start = epoch + 1, start + turn.end
-                passes, had = passes - (-(turn.counts * self.unit) // self.sizes), had + turn.counts
+                epoch += 1
+                start, passes, had = self._later(start, passes, had, turn.counts, 1)
 
     def _turn(self, epoch: int) -> Turn:
         return self._turns.get(epoch, lambda: self._made_turn(epoch))
@@ -425,10 +425,20 @@ class Shares:
         if era.turn is not None:
             return era.turn
         counts = self._planned(epoch, 0, none, era.weights)[0].astype(np.int64)
-        rounds = epoch - era.epoch
-        passes = era.passes - rounds * (-(counts * self.unit) // self.sizes)
-        start, had = era.start + rounds * int(counts.sum()), era.had + rounds * counts
-        return self._new_turn(epoch, start, passes, had)
+        return self._new_turn(epoch, *self._later(era.start, era.passes, era.had, counts, epoch - era.epoch))
+
+    def _later(
+        self, start: int, passes: Int64s, had: Int64s, counts: Int64s, epochs: int
+    ) -> tuple[int, Int64s, Int64s]:
+        """Returns the run's samples, and the passes and samples of each source, before what follows some epochs.
+
+        Args:
+            start, passes, had: The same before the first of them.
+            counts: int64 [S], samples of each source in one of them.
+            epochs: Their number.
+        """
+        passes = passes - epochs * (-(counts * self.unit) // self.sizes)
+        return start + epochs * int(counts.sum()), passes, had + epochs * counts
 
     def _new_turn(self, epoch: int, start: int, passes: Int64s, before: Int64s) -> Turn:
         stretches: list[Stretch] = []

@@ -1,8 +1,8 @@
 """The order of an epoch's samples, as a pure function of (seed, epoch, position).
 
 Any process can compute any part of it at any time. It does not depend on the number of workers, the world size, or
-where a run was resumed. It takes no memory that grows with the samples; where shards differ in size, windows take 16
-bytes for each shard of the set, and as many for those of an epoch in use, and lanes about 3.
+where a run was resumed. It takes no memory that grows with the samples; where shards differ in size, windows and lanes
+take 16 bytes for each shard of the set, and as many for those of an epoch in use.
 """
 
 from __future__ import annotations
@@ -158,7 +158,12 @@ class Order:
         if self.lanes is not None:
             return self.lanes.ids(epoch, places)
         assert isinstance(self.shuffle, Window)
-        return self._windowed(epoch, places, self.shuffle.samples)
+        places = self._within_windows(epoch, places, self.shuffle.samples)
+        if len(self.shard_sizes) < 2:
+            return places
+        starts, stored = self._turns.get(epoch, lambda: self._shards_in_turn(epoch))
+        turn = np.searchsorted(starts, places, side="right") - 1
+        return stored[turn] + places - starts[turn]
 
     def placed(self, epoch: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """Returns the sample ids at positions, and the pass of each sample's source in a mixture, else 0: both int64
@@ -203,14 +208,6 @@ class Order:
             seed = int(words[0]) << 32 | int(words[1])
             within[chosen] = permute(within[chosen], size, seed, epoch, inverse=inverse)
         return number * window + within
-
-    def _windowed(self, epoch: int, places: Int64s, window: int) -> Int64s:
-        places = self._within_windows(epoch, places, window)
-        if len(self.shard_sizes) < 2:
-            return places
-        starts, stored = self._turns.get(epoch, lambda: self._shards_in_turn(epoch))
-        turn = np.searchsorted(starts, places, side="right") - 1
-        return stored[turn] + places - starts[turn]
 
     def _shards_in_turn(self, epoch: int) -> _Turns:
         sizes = np.asarray(self.shard_sizes, np.int64)

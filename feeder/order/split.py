@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -134,14 +133,10 @@ class Split:
 
 
 def ordered_batches(order: Order, epoch: int, split: Split, first_step: int = 0) -> Iterator[tuple[Int64s, ...]]:
-    """Returns the positions of each of a rank's batches, and the ids and passes of :meth:`Order.placed`, int64 [N]."""
-    return itertools.chain.from_iterable(_several_batches(order, epoch, split, first_step))
-
-
-def _several_batches(order: Order, epoch: int, split: Split, begin: int) -> Iterator[Iterator[tuple[Int64s, ...]]]:
-    """Yields groups of batches, as computing the ids of one batch takes nearly as long as those of a group."""
+    """Yields the positions of each of a rank's batches, and the ids and passes of :meth:`Order.placed`, int64 [N]."""
+    # Computing the ids of one batch takes nearly as long as those of several.
     steps = max(1, _ORDERED_AT_ONCE // split.batch_size)
-    for first_step in range(begin, len(split), steps):
-        positions, sizes = split.run(first_step, min(first_step + steps, len(split)))
+    for first in range(first_step, len(split), steps):
+        positions, sizes = split.run(first, min(first + steps, len(split)))
         ends = np.cumsum(sizes)[:-1]
-        yield zip(*(np.split(each, ends) for each in (positions, *order.placed(epoch, positions))), strict=True)
+        yield from zip(*(np.split(each, ends) for each in (positions, *order.placed(epoch, positions))), strict=True)

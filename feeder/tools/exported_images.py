@@ -72,8 +72,8 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         write: Callable[[str, bytes], object] = _into_store(out) if is_remote(out) else _into_folder(local_path(out))
         add_codebooks(index.codebooks)
         # Others stand in the places of samples that were taken down.
-        gone = [[*index.shard_index(number).taken_down()] for number in range(index.shard_count)]
-        ids = [np.delete(index.shard_ids(number), each) for number, each in enumerate(gone)]
+        gone = [[*index.shard_index(number).taken_down()] for number in range(index.header.shards)]
+        ids = [np.delete(np.arange(*index.header.sample_range(number)), each) for number, each in enumerate(gone)]
         renamed = _renamed(index, np.concatenate([np.empty(0, np.int64), *ids]))
         progress = progress or Progress()
 
@@ -84,7 +84,7 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
                 write(renamed.get(i) or _relative(index, i), unpack_checked(data) if is_packed else data)
             except DecodeError as error:
                 shard, offset, _ = index.place(i)
-                name = os.path.basename(index.shard_name(shard))
+                name = os.path.basename(index.header.shard_name(shard))
                 raise error.at(key=index.key(i), shard=name, offset_bytes=offset) from None
             if not is_packed:
                 return "stored", len(data)
@@ -92,9 +92,9 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
 
         counts = collections.Counter[str]()
         threads = _REQUESTS if is_remote(out) else cores().usable
-        with progress.running(len(index), index.size_bytes), ThreadPoolExecutor(threads) as pool:
+        with progress.running(len(index), index.header.size_bytes), ThreadPoolExecutor(threads) as pool:
             for number, exported in enumerate(ids):
-                with copy.shard(index.shard_name(number)):
+                with copy.shard(index.header.shard_name(number)):
                     for kind, size_bytes in pool.map(export_one, exported.tolist()):
                         counts[kind] += 1
                         progress.advance(1, size_bytes)

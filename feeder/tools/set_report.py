@@ -92,8 +92,8 @@ def inspect(place: str | SetCopy) -> Report:
     return Report(
         path=copy.shown,
         samples=len(index),
-        shards=index.shard_count,
-        bytes=index.size_bytes,
+        shards=index.header.shards,
+        bytes=index.header.size_bytes,
         settings=manifest.settings if manifest else None,
         rejected=manifest.rejected if manifest else None,
         fields={field_name(index, number): rows for number, rows in found.fields.items()},

@@ -62,13 +62,13 @@ def verify(
     index = copy.index()
     is_whole = os.path.basename(index.path) == INDEX_NAME
     manifest = Manifest.read(os.path.dirname(index.path)) if is_whole else None
-    names = [index.shard_name(number) for number in range(index.shard_count)]
+    names = [index.header.shard_name(number) for number in range(index.header.shards)]
     damages = [] if manifest is None else _verify_manifest(index, manifest)
     if manifest and names != [shard.name for shard in manifest.shards]:
         shards = count(len(names), "shard")
         return [*damages, Damage(INDEX_NAME, None, f"lists {shards}, {MANIFEST_NAME} lists {len(manifest.shards)}")]
 
-    starts = np.concatenate([[0], np.cumsum(np.asarray(index.shard_counts()))]).tolist()
+    starts = np.concatenate([[0], np.cumsum(np.asarray(index.header.shard_sizes))]).tolist()
 
     def check(number: int) -> list[Damage]:
         checksum = manifest.shards[number].sha256 if manifest else None
@@ -79,10 +79,10 @@ def verify(
 
     if deep:
         add_codebooks(index.codebooks)
-    with progress.running(len(index), index.size_bytes), ThreadPoolExecutor(workers or cores().usable) as pool:
-        for number, found in enumerate(pool.map(check, range(index.shard_count))):
+    with progress.running(len(index), index.header.size_bytes), ThreadPoolExecutor(workers or cores().usable) as pool:
+        for number, found in enumerate(pool.map(check, range(index.header.shards))):
             damages += found
-            progress.advance(starts[number + 1] - starts[number], index.shard_entry(number).size_bytes)
+            progress.advance(starts[number + 1] - starts[number], index.header.shard(number).size_bytes)
     return damages
 
 
@@ -100,7 +100,7 @@ def _verify_manifest(index: SetIndex, manifest: Manifest) -> list[Damage]:
 def _verify_packed(index: SetIndex, number: int, rows: range) -> list[Damage]:
     """Unpacks the packed images of a shard. Those that can't be read are left to the check of checksums."""
     packed = [i for i, name in enumerate(index.fields) if is_packed_field(name)]
-    name, damages = index.shard_name(number), []
+    name, damages = index.header.shard_name(number), []
     with contextlib.suppress(OSError, FormatError), open(index.shard_path(number), "rb", opener=open_regular) as file:
         for i in rows:
             row = index.row(i)
@@ -147,29 +147,28 @@ def _verify_indexed_shard(index: SetIndex, number: int, rows: range, checksum: s
 
 def _verify_shard(index: SetIndex, number: int, rows: range, checksum: str) -> list[Damage]:
     """Compares a shard with its SHA-256, or the first digits of it, and if they differ its samples with theirs."""
-    name, expected_bytes = index.shard_entry(number)
-    path = index.shard_path(number)
+    shard, path = index.header.shard(number), index.shard_path(number)
     damages = []
     try:
         with open(path, "rb", opener=open_regular) as file:
             found_bytes = os.fstat(file.fileno()).st_size
-        if found_bytes != expected_bytes:
-            damages.append(Damage(name, None, f"has {found_bytes} bytes, expected {expected_bytes}"))
+        if found_bytes != shard.size_bytes:
+            damages.append(Damage(shard.name, None, f"has {found_bytes} bytes, expected {shard.size_bytes}"))
         else:
             found = file_sha256(path)
             if found.startswith(checksum):
                 return []
-            damages.append(Damage(name, None, f"SHA-256 is {found}, expected {checksum}"))
+            damages.append(Damage(shard.name, None, f"SHA-256 is {found}, expected {checksum}"))
         with open(path, "rb", opener=open_regular) as file:
             for i in rows:
                 try:
                     check_sample(file, index, i)
                 except DecodeError as error:
-                    damages.append(Damage(name, index.key(i), error.reason))
+                    damages.append(Damage(shard.name, index.key(i), error.reason))
                 except FormatError:
                     continue  # _verify_indexed_shard has reported it
     except OSError as error:
-        damages.append(Damage(name, None, f"can't be read: {error.strerror}"))
+        damages.append(Damage(shard.name, None, f"can't be read: {error.strerror}"))
     return damages
 
 

@@ -158,7 +158,7 @@ def test_damage_in_the_rows_is_dealt_with_as_in_the_whole_file(
         folder = tmp_path / str(number)
         shutil.copytree(source, folder)
         index = open_index(folder / INDEX_NAME)
-        with open(folder / index.shard_name(int(index.column("shard")[5])), "r+b") as file:
+        with open(folder / index.header.shard_name(int(index.column("shard")[5])), "r+b") as file:
             places = np.frombuffer(open_index(sets[0] / INDEX_NAME).row_data(5), "<u4")
             for band in range(1, 9):  # every crop meets one
                 file.seek(int(index.column("offset")[5]) + int(places[band]) + 40)

@@ -446,7 +446,7 @@ def test_damage_is_found_and_named(sets: tuple[Path, Path, Path], tmp_path: Path
     assert verify(str(tmp_path), deep=True) == []
     index = open_index(tmp_path / INDEX_NAME)
     i = next(i for i in range(len(index)) if index.image_field(i) == "fpk")
-    tar = tmp_path / index.shard_name(int(index.column("shard")[i]))
+    tar = tmp_path / index.header.shard_name(int(index.column("shard")[i]))
     data = bytearray(tar.read_bytes())
     data[int(index.column("offset")[i]) + 12] ^= 1  # in the SHA-256
     tar.write_bytes(data)
@@ -468,7 +468,7 @@ def test_export_refuses_images_that_changed(sets: tuple[Path, Path, Path], tmp_p
         shutil.copytree(folder, copy)
         index = open_index(copy / INDEX_NAME)
         shard_number, offset, length = index.place(3)
-        tar = copy / index.shard_name(shard_number)
+        tar = copy / index.header.shard_name(shard_number)
         for at in (offset, offset + length - 3):
             data = bytearray(tar.read_bytes())
             data[at] ^= 1
@@ -516,7 +516,7 @@ def test_a_damaged_image_is_skipped_where_asked_for(
     index = open_index(tmp_path / "set" / INDEX_NAME)
     i = next(i for i in range(len(index)) if index.image_field(i) == "fpk")
     shard_number, offset, _ = index.place(i)
-    with open(tmp_path / "set" / index.shard_name(shard_number), "r+b") as file:
+    with open(tmp_path / "set" / index.header.shard_name(shard_number), "r+b") as file:
         file.seek(offset + 4)
         file.write(bytes(8))  # the id of its codebook
     with pytest.warns(UserWarning, match=f"{index.key(i)}: .*unknown codebook 0000000000000000"):

@@ -18,7 +18,6 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder
-from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.source import image_file, tars
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.sharding import shard
@@ -165,7 +164,7 @@ def test_an_index_that_names_large_images_where_none_are_is_not_believed(tmp_pat
             crc32=0,
             members=[("json", 512, 2 * GIB)],
         )
-    write_rows(builder, tmp_path / "index.bin", ShardEntry("a.tar", 15 * GIB))
+    write_rows(builder, tmp_path / "index.bin", "a.tar", 15 * GIB)
     dataset = ShardDataset(tmp_path)
     found = dataset.reader.read(np.arange(14))
     assert [error.reason for error in found.errors if error] == [

@@ -60,7 +60,8 @@ def plan(tree: Path, tmp_path: Path) -> list[list[Path]]:
     """The images of each shard, in their order."""
     shard(str(tree), str(tmp_path / "plan"), OPTIONS)
     index = open_index(tmp_path / "plan" / "index.bin")
-    return [[tree / index.source_path(i) for i in index.shard_ids(number)] for number in range(index.shard_count)]
+    ranges = [range(*index.header.sample_range(number)) for number in range(index.header.shards)]
+    return [[tree / index.source_path(i) for i in ids] for ids in ranges]
 
 
 class Driver:

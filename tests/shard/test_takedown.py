@@ -171,7 +171,7 @@ def test_added_samples_may_follow(folder: Path, tmp_path: Path) -> None:
     append(str(folder), str(tmp_path / "third"), ShardOptions())
     index = open_index(folder / "index.bin")
     assert isinstance(index, SetIndex)
-    assert (len(index), index.header.info.taken_down, index.version) == (15, 1, 3)
+    assert (len(index), index.header.info.taken_down, index.header.info.version) == (15, 1, 3)
     assert verify(str(folder)) == []
 
 

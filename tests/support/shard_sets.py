@@ -19,12 +19,10 @@ import numpy.typing as npt
 
 from feeder.shard.format.block_sums import BLOCK_BYTES
 from feeder.shard.format.index_builder import IndexBuilder
-from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.format.manifest import Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed, short_hash
 from feeder.shard.format.set_header import HEADER_MAGIC, ROW, SetHeader, write_header
-from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import SampleRow, write_shard_index
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
@@ -48,7 +46,6 @@ __all__ = [
     "rejected",
     "samples_of",
     "set_classes",
-    "shard_entries",
     "sharded",
     "tar_members",
     "write_rows",
@@ -75,11 +72,6 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def shard_entries(index: SetIndex) -> list[ShardEntry]:
-    """Names and sizes of all shards."""
-    return [index.shard_entry(number) for number in range(index.shard_count)]
-
-
 def samples_of(folder: Path) -> list[tuple[str, bytes, int]]:
     """(original path, image bytes, label) as the index has them, in order."""
     index = open_index(folder / "index.bin")
@@ -91,12 +83,12 @@ def samples_of(folder: Path) -> list[tuple[str, bytes, int]]:
     return found
 
 
-def write_rows(builder: IndexBuilder, path: Path | str, shard: ShardEntry) -> str:
+def write_rows(builder: IndexBuilder, path: Path | str, shard: str, size_bytes: int) -> str:
     """Writes an index of one shard, whose bytes are not looked at, and returns its path."""
     suffix = own_suffix(str(path))
-    blocks = np.zeros(-(-shard.size_bytes // BLOCK_BYTES), np.uint32)
-    builder.write(index_path(os.path.dirname(path), shard.name, suffix), blocks, shard.size_bytes)
-    write_set(str(path), [ShardRecord(shard.name, len(builder), shard.size_bytes, "00" * 32)], None, suffix=suffix)
+    blocks = np.zeros(-(-size_bytes // BLOCK_BYTES), np.uint32)
+    builder.write(index_path(os.path.dirname(path), shard, suffix), blocks, size_bytes)
+    write_set(str(path), [ShardRecord(shard, len(builder), size_bytes, "00" * 32)], None, suffix=suffix)
     return str(path)
 
 
@@ -110,7 +102,7 @@ def one_image_index(folder: Path, samples: list[tuple[str, str]]) -> str:
             key=key.encode(), path=path.encode(), field="jpg", offset=512, length=len(data), label=-1, width=8,
             height=8, orientation=1, source_bytes=len(data), crc32=zlib.crc32(data), members=[],
         )  # fmt: skip
-    return write_rows(builder, folder / "x.bin", ShardEntry("x.tar", tar.stat().st_size))
+    return write_rows(builder, folder / "x.bin", "x.tar", tar.stat().st_size)
 
 
 def change_samples(path: Path | str, change: Callable[[int, list[SampleRow]], list[SampleRow]]) -> None:
@@ -122,7 +114,7 @@ def change_samples(path: Path | str, change: Callable[[int, list[SampleRow]], li
     """
     index = open_index(path)
     shards = []
-    for number in range(index.shard_count):
+    for number in range(index.header.shards):
         own, shard = index.shard_index(number), index.header.shard(number)
         samples = change(number, [own.sample(row) for row in range(own.samples)])
         rest = own.fields, own.targets, own.blocks(), own.tar_bytes, own.codebooks()
@@ -136,7 +128,7 @@ def set_classes(path: Path | str, classes: Sequence[str] | None) -> None:
     header = SetHeader(str(path))
     names = [header.shard_name(number) for number in range(header.shards)]
     info = dataclasses.replace(header.info, classes=None if classes is None else tuple(classes))
-    write_header(str(path), info, header.rows().copy(), names)
+    write_header(str(path), info, header.rows.copy(), names)
 
 
 def damage_row(path: Path | str, column: str, row: int, value: Any) -> None:

@@ -30,7 +30,6 @@ from tests.support.images import encode, make_tree, pixels
 from tests.support.remote_sets import make_set
 from tests.support.shard_sets import (
     damage_row,
-    shard_entries,
     write_tar,
 )
 
@@ -155,7 +154,7 @@ def test_a_flipped_bit_is_traced_to_its_sample(shards: Path) -> None:
 
 def test_a_changed_label_is_traced_too(shards: Path) -> None:
     index = open_index(shards / "index.bin")
-    ((_, offset, _),) = index.members(0)
+    _, (_, offset, _) = index.parts(0)
     with open(shards / "shard-000000.tar", "r+b") as file:
         file.seek(offset)
         file.write(b"9")
@@ -218,7 +217,7 @@ def test_a_damaged_index_row_is_traced_and_the_other_shards_are_verified(
     shards: Path, name: str, column: str, row: int, value: Any, reason: str
 ) -> None:
     index = open_index(shards / "index.bin")
-    own, other = index.header.index_name(0), index.shard_name(1)
+    own, other = index.header.index_name(0), index.header.shard_name(1)
     key = index.key(row) if column == "orientation" else None
     offset = index.place(index.header.sample_range(1)[0])[1]
     (shards / "index.bin").rename(shards / name)  # by another name it is read without the manifest's checksums
@@ -277,13 +276,13 @@ def test_foreign_tars_are_indexed_where_they_are(foreign: Path) -> None:
     assert (summary.samples, summary.shards, summary.rejected) == (8, 2, [])
     index = open_index(summary.path)
     assert summary.path == str(foreign / "index.bin")
-    assert [entry.name for entry in shard_entries(index)] == ["train-0.tar", "train-1.tar"]
+    assert [index.header.shard_name(number) for number in range(2)] == ["train-0.tar", "train-1.tar"]
     assert [index.key(i) for i in range(4)] == ["a/0", "a/1", "a/2", "a/3"]
     assert index.column("label").tolist() == [0, 1, 2, 3] * 2
     assert index.column("width").tolist() == [20, 21, 22, 23] * 2
     assert index.column("orientation").tolist() == [3] * 8
     for i in range(8):
-        data = (foreign / index.shard_name(index.place(i)[0])).read_bytes()
+        data = (foreign / index.header.shard_name(index.place(i)[0])).read_bytes()
         start = int(index.column("offset")[i])
         image = data[start : start + int(index.column("length")[i])]
         assert image == encode(pixels(i, 20 + i % 4, 30), "PNG" if i % 4 == 2 else "JPEG", orientation=3)

@@ -16,7 +16,7 @@ from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.mixture import Mixture
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset import as_feeder, joined_in, remote_in
+from feeder.dataset.subset import as_feeder, joined_in, leaves, remote_of
 from feeder.dataset.subset_reader import PartReader
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
@@ -310,7 +310,7 @@ class FastPath:
         if self._read_ahead is not None:
             self._read_ahead.close()
         self._read_ahead = None
-        if not remote_in(reader) or (self._service is not None and self._service.only):
+        if not remote_of(leaves(reader)) or (self._service is not None and self._service.only):
             return
         made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
         if split is not None and progress.order is not None:

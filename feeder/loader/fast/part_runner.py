@@ -275,7 +275,6 @@ class PartRunner:
         shards, stored_rows, per_shard = reader.index.located(ids)
         labels = view.labels if reader.given_labels is None else None
         index = reader.index.native
-        assert index is not None
 
         what = (shards, per_shard, stored_rows, samples.ids, samples.repeats, self._samples, epoch)
         arrays = (out, labels, meter.words)

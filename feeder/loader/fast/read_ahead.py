@@ -18,7 +18,7 @@ import numpy as np
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset import remote_in
+from feeder.dataset.subset import leaves, remote_of
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import FeederError
 from feeder.loader.fast.batch_queue import BatchRecord
@@ -28,7 +28,7 @@ from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split, ordered_batches
 from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.shard.cache.link import Link
-from feeder.shard.format.index_file import ShardEntry
+from feeder.shard.format.shard_index import IndexedShard
 from feeder.system.arrays import Int64s
 
 __all__ = ["DrawnAhead", "ReadAhead"]
@@ -99,17 +99,17 @@ class _Set:
         ends = starts + np.maximum(1, np.asarray(rows.length, np.int64))
 
         found, back = np.unique(shards[::-1], return_index=True)
-        entries = {shard: self.reader.index.shard_entry(shard) for shard in found.tolist()}
+        entries = {shard: self.reader.index.header.shard(shard) for shard in found.tolist()}
         last_steps = []
 
         lasts = dict(zip(entries, steps[::-1][back].tolist(), strict=True))
         for shard, last in lasts.items():
             last_steps.append((entries[shard].name, last))
-            last_steps.append((self.reader.index.index_entry(shard).name, last))
+            last_steps.append((self.reader.index.header.index_name(shard), last))
 
         if is_first:
             places = zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True)
-            ranges = [(entries[shard][0], start, min(end, entries[shard][1])) for shard, start, end in places]
+            ranges = [(entries[shard].name, start, min(end, entries[shard].size_bytes)) for shard, start, end in places]
         else:
             ranges = self._new_ranges(entries, shards, starts // RANGE_BYTES, (ends - 1) // RANGE_BYTES)
 
@@ -117,7 +117,7 @@ class _Set:
         self._set_reached(step, lasts)
 
     def _new_ranges(
-        self, entries: Mapping[int, ShardEntry], shards: Int64s, first: Int64s, last: Int64s
+        self, entries: Mapping[int, IndexedShard], shards: Int64s, first: Int64s, last: Int64s
     ) -> list[tuple[str, int, int]]:
         """Returns the ranges that the fetcher does not know of yet, of each sample the first and the last one; a sample
         that is longer is fetched between them when it is needed."""
@@ -127,8 +127,8 @@ class _Set:
         for shard, number in pairs[np.sort(at)].tolist():
             if (shard, number) not in self.sent:
                 self.sent.add((shard, number))
-                name, size = entries[shard]
-                ranges.append((name, number * RANGE_BYTES, min((number + 1) * RANGE_BYTES, size)))
+                name, end = entries[shard].name, (number + 1) * RANGE_BYTES
+                ranges.append((name, number * RANGE_BYTES, min(end, entries[shard].size_bytes)))
         if len(self.sent) > _SENT:  # the fetcher knows what it has
             self.sent.clear()
         return ranges
@@ -245,7 +245,7 @@ class ReadAhead(_Ahead):
         self._together = max(1, min(self._chunk, needed // _TOGETHER))
         self._ahead = needed + self._together - 1
 
-        found = {id(leaf): leaf for leaf in remote_in(reader) if _is_fetched(leaf)}
+        found = {id(leaf): leaf for leaf in remote_of(leaves(reader)) if _is_fetched(leaf)}
         fit = all(leaf.store_bytes <= leaf.cache_bytes for leaf in found.values())
         working = {} if fit else self._working_bytes()
         for number, leaf in found.items():
@@ -272,7 +272,7 @@ class ReadAhead(_Ahead):
             planned += len(found)
             for leaf, own, rows in _leaf_rows(self._reader, ids):
                 leaves[id(leaf)] = leaf
-                shards, at = leaf.index.shards_of(own), steps[rows]
+                shards, at = leaf.index.header.locate(own)[0], steps[rows]
                 numbers, first = np.unique(shards, return_index=True)
                 last = len(shards) - 1 - np.unique(shards[::-1], return_index=True)[1]
                 known = spans.setdefault(id(leaf), {})
@@ -281,7 +281,7 @@ class ReadAhead(_Ahead):
 
         needed = {}
         for number, known in spans.items():
-            sizes, indexes = leaves[number].index.file_sizes(np.array([*known], np.int64))
+            sizes, indexes = leaves[number].index.header.file_sizes(np.array([*known], np.int64))
             begins, ends = np.array([*known.values()], np.int64).T
             starts = [np.maximum(0, begins - before) for before in (self._made, self._ahead)]
 

@@ -47,7 +47,7 @@ def set_to_json(reader: Reader) -> dict[str, Any]:
     if type(reader) is not ShardReader:
         raise ArgumentError("a dataset of a class of its own")
     path = reader.mirror.options.url if isinstance(reader.mirror, CacheMirror) else reader.index.path
-    found = {"kind": "shards", "path": path, "version": reader.index.version, "exif": reader.exif}
+    found = {"kind": "shards", "path": path, "version": reader.index.header.info.version, "exif": reader.exif}
     return found | {"fingerprint": _fingerprint(reader)}
 
 

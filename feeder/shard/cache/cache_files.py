@@ -105,7 +105,7 @@ class CacheFiles:
                 file.contents = contents
                 self._check_boot(file)
             if contents.is_kept and not file.record.is_pinned:
-                self._set_pinned(file, True)
+                self._set_pinned(file)
             self.files.move_to_end(name)
             self._place(file)
             return file
@@ -132,11 +132,9 @@ class CacheFiles:
 
     def set_none_done(self) -> None:
         """Notes that there is a new plan, which may use any file."""
-        for file in [*self._passing[True].values(), *self._passing[False].values()]:  # in the order of use
+        for file in self.files.values():  # in the order of use
             file.is_done = False
             self._place(file)
-        for file in self.files.values():
-            file.is_done = False
 
     def brought(self, name: str, contents: Contents) -> CachedFile:
         """Returns a file as :meth:`file` does, and with all of its blocks if it comes as a whole.
@@ -234,27 +232,30 @@ class CacheFiles:
             False if there is no room for bytes that nobody waits for.
         """
         with self.lock:
-            self._look_at_disk()
+            if not self._has_budget and time.monotonic() - self._looked >= LOOK_S:
+                self.set_budget(None)  # it follows what others write to the disk
+
             self._pin(file)
-            over = self.used_bytes + self.coming_bytes + size_bytes - self.budget_bytes
             is_kept = file.contents is not None and file.contents.is_kept
             self._largest = max(self._largest, 0 if is_kept else file.record.size_bytes)
             if not is_urgent and not file.record.is_pinned:
-                over += self._largest  # for what somebody will wait for
-            if over > 0:
-                over -= self.drop(over, besides=file)
-            if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:  # it has become smaller
-                over -= self.drop(over, besides=file, pinned=True)
-            return over <= 0 or is_urgent or is_kept
+                size_bytes += self._largest  # for what somebody will wait for
+            return self.trim(size_bytes, besides=file) or is_urgent or is_kept
 
-    def trim(self) -> None:
-        """Drops files that nobody needs any more if there are more bytes than the budget."""
+    def trim(self, size_bytes: int = 0, besides: CachedFile | None = None) -> bool:
+        """Drops files that nobody needs any more until so many bytes more fit the budget; returns whether they do.
+
+        Args:
+            size_bytes: The bytes.
+            besides: A file to keep.
+        """
         with self.lock:
-            over = self.used_bytes + self.coming_bytes - self.budget_bytes
+            over = self.used_bytes + self.coming_bytes + size_bytes - self.budget_bytes
             if over > 0:
-                over -= self.drop(over)
-            if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:
-                self.drop(over, pinned=True)
+                over -= self.drop(over, besides=besides)
+            if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:  # it has become smaller
+                over -= self.drop(over, besides=besides, pinned=True)
+            return over <= 0
 
     def drop(
         self, size_bytes: int, *, besides: CachedFile | None = None, pinned: bool = False, planned: bool = False
@@ -311,8 +312,9 @@ class CacheFiles:
             reason = limit_reached(error) or "name another place with cache_dir="
             raise StoreError(f"{self.folder}/{name}: can't be written: {error.strerror}; {reason}") from error
 
-        if self._is_leaving(size_bytes):
-            time.sleep(_PAUSE_S)
+        disk = os.statvfs(self.folder)
+        if disk.f_bavail * disk.f_frsize < size_bytes and time.monotonic() < self._waits_until:
+            time.sleep(_PAUSE_S)  # files that were dropped may still take the room that is missing
             return
 
         with self.lock:
@@ -331,11 +333,6 @@ class CacheFiles:
                 "name another disk with cache_dir="
             ) from error
 
-    def _is_leaving(self, size_bytes: int) -> bool:
-        """Returns True while files that were dropped may still take the room that is missing."""
-        disk = os.statvfs(self.folder)
-        return disk.f_bavail * disk.f_frsize < size_bytes and time.monotonic() < self._waits_until
-
     @property
     def kept_bytes(self) -> int:
         """Bytes of the files that stay while the set is in use: its header, as a rule."""
@@ -348,12 +345,6 @@ class CacheFiles:
             self._has_budget = budget_bytes is not None
             self._looked = time.monotonic()
             self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
-
-    def _look_at_disk(self) -> None:
-        """Follows what others write to the disk, where the budget is what is free of it."""
-        if not self._has_budget and time.monotonic() - self._looked >= LOOK_S:
-            self._looked = time.monotonic()
-            self.budget_bytes = self._free_budget()
 
     def begin_job(self) -> None:
         """Notes that a job begins: what is cached is compared with its checksums once more before it is used."""
@@ -424,14 +415,14 @@ class CacheFiles:
         if file.record.is_pinned or file.present_bytes or self.files.get(file.name) is not file:
             return
         if self._pinned_bytes + file.record.size_bytes + self._ring_bytes() <= self.budget_bytes:
-            self._set_pinned(file, True)
+            self._set_pinned(file)
 
     def _ring_bytes(self) -> int:
         return self.budget_bytes // _DEFAULT_RING if self.ring_bytes is None else self.ring_bytes
 
-    def _set_pinned(self, file: CachedFile, value: bool) -> None:
-        self._pinned_bytes += (int(value) - int(file.record.is_pinned)) * file.record.size_bytes
-        file.record.pin(value)
+    def _set_pinned(self, file: CachedFile) -> None:
+        self._pinned_bytes += file.record.size_bytes
+        file.record.pin()
         self._place(file)
 
     def _place(self, file: CachedFile) -> None:

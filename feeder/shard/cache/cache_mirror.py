@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from feeder.errors import NotFoundError, StoreError
+from feeder.errors import ChangedError, NotFoundError, StoreError
 from feeder.shard.cache.link import Link
 from feeder.shard.cache.listed_files import LISTING
 from feeder.shard.cache.places import identity, mirror_folder
 from feeder.shard.cache.presence import Presence, boot_id, record_path
 from feeder.shard.cache.waits import waits
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.store.mirror import check_same
 from feeder.shard.store.store import TIMEOUT_S, allows_http
 from feeder.shard.store.url import Url, is_remote
 from feeder.system.arguments import check_int, check_positive
@@ -195,7 +194,11 @@ class CacheMirror:
         The record was the file's when it was opened, see :class:`_File`, and names its hash.
         """
         file = self._own().files[name]
-        check_same(self.place, name, file.presence.identity, expected)
+        if expected and file.presence.identity != expected:
+            raise ChangedError(
+                f"{self.place}/{name}: it was replaced while it was in use; create the dataset again to use the "
+                "present set, or restore the earlier one in the store and start again"
+            )
         return os.dup(file.descriptor)
 
     def _tell_hits(self, local: _Local) -> None:
@@ -232,22 +235,17 @@ class CacheMirror:
             FeederError: as the fetcher raised it.
         """
         local = self._own()
-        for deaths in range(_DEATHS + 1):
+        for _ in range(_DEATHS + 1):
             try:
                 if local.link is None:
                     local.link = self.connect()
                 return local.link.ask(message, local.close_retired)
-            except ConnectionError:
+            except BaseException as error:  # its answer may still come, and is not the next question's
                 if local.link is not None:
                     local.link.close()
                 local.link = None
-                if deaths == _DEATHS:
-                    break
-            except BaseException:  # its answer may still come, and is not the next question's
-                if local.link is not None:
-                    local.link.close()
-                local.link = None
-                raise
+                if not isinstance(error, ConnectionError):
+                    raise
         raise StoreError(
             f"{self.place}: the process that fetches it ended {_DEATHS} times in a row while this one waited; "
             f"fetcher.log in {self.folder} may say why"
@@ -263,13 +261,8 @@ class CacheMirror:
     def _missing(self, local: _Local, wants: Sequence[Want]) -> list[Want]:
         """Returns the ranges that are not in the folder."""
         records = {name: self._record(local, name) for name in dict.fromkeys(name for name, _, _ in wants)}
-        missing = []
-        for want in wants:
-            name, start, end = want
-            record = records[name]
-            if record is None or not record.has(start, end):
-                missing.append(want)
-        return missing
+        there = {name: record for name, record in records.items() if record is not None}
+        return [want for want in wants if want[0] not in there or not there[want[0]].has(*want[1:])]
 
     def _record(self, local: _Local, name: str) -> Presence | None:
         """Returns the record of a file that this thread has open from here on; None if it is not there."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import collections
 import functools
+import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from feeder._native import crc32c
-from feeder.shard.cache.presence import BLOCK_BYTES, Record
+from feeder.shard.cache.presence import BLOCK_BYTES, IDENTITY_BYTES, Record
+from feeder.shard.store.store import Entry
 from feeder.system.arrays import Uint32s
 
-__all__ = ["Block", "CachedFile", "Contents", "Plan"]
+__all__ = ["Block", "CachedFile", "Contents", "Plan", "entry_identity"]
 
 Block = Sequence[memoryview]  # the bytes of a block, in pieces
 
@@ -42,6 +44,12 @@ class Contents:
     check: Callable[[str], object] | None = None
     is_kept: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def entry_identity(entry: Entry) -> bytes:
+    """Returns the identity of contents that are known by an object's entry alone, see :class:`Contents`."""
+    text = f"{entry.size_bytes} {entry.etag} {entry.modified_ns}"
+    return hashlib.sha256(text.encode()).digest()[:IDENTITY_BYTES]
 
 
 class CachedFile:

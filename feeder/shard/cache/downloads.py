@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from feeder.errors import FeederError, StoreError
 from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import Block, CachedFile
-from feeder.shard.cache.plans import Plans
+from feeder.shard.cache.plans import next_range
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.store.store import Bytes, Store
 
@@ -92,10 +92,6 @@ class Download:
     hedged: float = 0.0
     is_given_up: bool = False
 
-    def missing(self) -> list[int]:
-        """Returns the blocks that have not come yet."""
-        return self.file.record.missing(self.first, self.end)
-
 
 @dataclass(eq=False)
 class Wait:
@@ -116,15 +112,13 @@ class Downloads:
 
     Args:
         store: The set's place.
-        files: The cache.
-        plans: The plans whose ranges to get before anybody waits for them.
+        files: The cache, with the plans whose ranges to get before anybody waits for them.
     """
 
-    def __init__(self, store: Store, files: CacheFiles, plans: Plans) -> None:
+    def __init__(self, store: Store, files: CacheFiles) -> None:
         self.counts = Counts()
         self._store = store
         self._files = files
-        self._plans = plans
         self._lock = files.lock
         self._wake = threading.Condition(self._lock)
         self._urgent: collections.deque[Download] = collections.deque()
@@ -266,32 +260,25 @@ class Downloads:
         """Waits for something to do: returns a download that was begun, and True if nobody waits for it; None when
         there is nothing to do any more."""
         with self._lock:
-            while True:
-                if self._is_closed:
-                    return None
-                if self._urgent:
-                    download, is_ahead = self._urgent.popleft(), False
-                    break
+            while not self._is_closed:
+                is_ahead = not self._urgent
                 try:
-                    planned = self._take_ahead()
+                    download = self._take_ahead() if is_ahead else self._urgent.popleft()
                 except Exception:  # without its thread nobody would get anything any more
                     traceback.print_exc()
-                    planned = None
-                if planned is not None:
-                    download, is_ahead = planned, True
-                    self._ahead_running += 1
-                    if self._ahead_running < self._ahead_most:
-                        self._wake.notify()
-                    break
+                    download = None
+
+                if download is not None:
+                    if not download.moved:
+                        download.moved = time.monotonic()
+                        self._running.add(download)
+                    return download, is_ahead
                 self._wake.wait()
-            if not download.moved:
-                download.moved = time.monotonic()
-                self._running.add(download)
-            return download, is_ahead
+            return None
 
     def _take_ahead(self) -> Download | None:
         while self._ahead_running < self._ahead_most:
-            found = self._plans.next_range()
+            found = next_range(self._files)
             if found is None:
                 return None
             file, first, end = found
@@ -299,6 +286,9 @@ class Downloads:
             downloads = self._begin(file, blocks)
             if downloads:
                 self._urgent.extendleft(reversed(downloads[1:]))  # where parts of the range are there already
+                self._ahead_running += 1
+                if self._ahead_running < self._ahead_most:
+                    self._wake.notify()
                 return downloads[0]
         return None
 
@@ -310,7 +300,8 @@ class Downloads:
             self._compare(download)
         for _ in range(_ATTEMPTS):
             wrong = []
-            for first, end in _runs(download.missing()):  # some have come if a hedged request was faster
+            missing = file.record.missing(download.first, download.end)
+            for first, end in _runs(missing):  # some have come if a hedged request was faster
                 wrong += self._bring(download, first, end)
             if not wrong:
                 return

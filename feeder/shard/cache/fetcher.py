@@ -27,7 +27,7 @@ from feeder.shard.cache.downloads import Downloads, Wait
 from feeder.shard.cache.link import MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
 from feeder.shard.cache.listed_files import LISTING, ListedFiles
 from feeder.shard.cache.places import MARK
-from feeder.shard.cache.plans import Plans
+from feeder.shard.cache.plans import begin_plan, extend_plan
 from feeder.shard.cache.presence import blocks_of
 from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.store.open_store import open_store
@@ -53,10 +53,6 @@ class _Client:
         self.options: tuple[int | None, float] | None = None  # budget and timeout, once it said hello
         self.plan: Plan | None = None
         self.waits: set[Wait] = set()  # of the request that is being answered
-
-    def is_gone(self) -> bool:
-        """Returns True once the client has closed its socket."""
-        return has_hung_up(self.channel)
 
 
 class Fetcher:
@@ -85,9 +81,8 @@ class Fetcher:
         self._listener: socket.socket | None = None
         self._is_ended = False
         self.files = CacheFiles(folder, budget_bytes)
-        self._plans = Plans(self.files)
         store.has_answered = self.files.used_bytes > 0  # to a fetcher before this one
-        self.downloads = Downloads(store, self.files, self._plans)
+        self.downloads = Downloads(store, self.files)
         self.contents = contents(self)
         self._threads = ThreadPoolExecutor(_INDEX_THREADS)
         self._served = threading.local()  # the client that a thread works for
@@ -214,7 +209,7 @@ class Fetcher:
         """Drops clients that have closed their sockets, whatever is still fetched for them: a store may not answer for
         long, and nobody is to be kept waiting by clients that are gone."""
         for client in list(self._clients):
-            if client.is_gone():
+            if has_hung_up(client.channel):
                 self._drop(client)
 
     def _drop(self, client: _Client) -> None:
@@ -244,36 +239,31 @@ class Fetcher:
             self.need(message["need"], again=message["again"])
             self._waits += 1
             self._waited_ns += time.monotonic_ns() - started
-            return {}
 
-        if "plan" in message:
-            return self._extend(client, **message["plan"])
-        if "begin" in message:
+        elif "plan" in message:
+            self._extend(client, **message["plan"])
+        elif "begin" in message:
             with self.files.lock:
-                client.plan = self._plans.begin(message["begin"])
-            return {}
-        if "end" in message:
+                client.plan = begin_plan(self.files, message["begin"])
+        elif "end" in message:
             with self.files.lock:
                 self._end_plan(client)
-            return {}
 
-        if "refresh" in message:
+        elif "refresh" in message:
             self.contents.forget()
             self.files.begin_job()
             self._file(message["refresh"])
             for name in self.contents.replaced():
                 with contextlib.suppress(NotFoundError):
                     self._file(name)
-            return {}
 
-        if "stats" in message:
+        elif "stats" in message:
             return self.stats()
-        if "hello" in message:
+        elif "hello" in message:
             return self._greet(client, **message["hello"])
-        if "leave" in message:
-            return self._leave()
-
-        return None
+        else:
+            return None
+        return {}
 
     def _greet(self, client: _Client, cache_bytes: int | None, timeout_s: float, identity: str) -> dict[str, Any]:
         """Takes a client's options, and those of all together: the largest."""
@@ -321,12 +311,12 @@ class Fetcher:
         ranges: Sequence[Want],
         *,
         is_first: bool = False,
-    ) -> dict[str, Any]:
+    ) -> None:
         found = self._blocks_of(ranges)
         with self.files.lock:
             if client.plan is None:  # it has just gone
-                return {}
-            self._plans.extend(client.plan, step, last_steps)
+                return
+            extend_plan(self.files, client.plan, step, last_steps)
             self.files.trim()
             if is_first:
                 self.downloads.begin(found)
@@ -334,11 +324,10 @@ class Fetcher:
             else:  # what comes as a whole is there already
                 client.plan.ranges.extend(each for each in found if each[0].contents and not each[0].contents.fetch)
                 self.downloads.wake()
-        return {}
 
     def _end_plan(self, client: _Client) -> None:
         if client.plan is not None:
-            self._plans.end(client.plan)
+            self.files.plans.remove(client.plan)
             self.downloads.wake()
         client.plan = None
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 from feeder.errors import NotFoundError, SourceError
-from feeder.shard.cache.cached_file import Contents
+from feeder.shard.cache.cached_file import Contents, entry_identity
 from feeder.shard.cache.presence import IDENTITY_BYTES
 from feeder.shard.store.store import Entry, Store
 
@@ -68,15 +68,10 @@ class ListedFiles:
         if not entries:
             raise SourceError(f"{self._store.url.object('')}: holds no object; check the bucket and the prefix")
 
-        objects = {entry.key: (entry, _identity(entry)) for entry in entries}
+        objects = {entry.key: (entry, entry_identity(entry)) for entry in entries}
         rows = [[key, one.size_bytes, one.modified_ns, name.hex()] for key, (one, name) in objects.items()]
         data = json.dumps(rows).encode()
         own = hashlib.sha256(data).digest()[:IDENTITY_BYTES]
         self._listing = Contents(len(data), own, fetch=lambda: data, is_kept=True)
         self._listed = time.monotonic()
         return objects
-
-
-def _identity(entry: Entry) -> bytes:
-    text = f"{entry.size_bytes} {entry.etag} {entry.modified_ns}"
-    return hashlib.sha256(text.encode()).digest()[:IDENTITY_BYTES]

@@ -9,77 +9,61 @@ from feeder.errors import FeederError, StoreError
 from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import CachedFile, Plan
 
-__all__ = ["Plans"]
+__all__ = ["begin_plan", "extend_plan", "next_range"]
 
 
-class Plans:
-    """The plans of all trainers that a fetcher serves; used with the lock of the cache held.
+def begin_plan(files: CacheFiles, working_bytes: int) -> Plan:
+    """Adds a trainer's plan to a cache, whose lock is held.
 
-    Args:
-        files: The cache.
+    Raises:
+        StoreError: if the cache is too small for it and the others.
     """
+    coming = working_bytes + sum(plan.working_bytes for plan in files.plans)
+    needed = coming + files.kept_bytes if coming else 0  # a plan may not know
+    if needed > files.budget_bytes:
+        others = f", {len(files.plans)} other readers of this set included" if files.plans else ""
+        raise StoreError(
+            f"{files.folder}: {files.budget_bytes:,} bytes of cache are too few for the shards that are read at a "
+            f"time{others}. Give cache_bytes={needed:,} or more, a larger disk with cache_dir=, fewer lanes or a "
+            "smaller window"
+        )
+    plan = Plan(working_bytes=working_bytes)
+    files.plans.append(plan)
+    files.set_none_done()
+    # It does not become smaller again: shards that were to stay would leave and come in turns.
+    files.ring_bytes = max(files.ring_bytes or 0, coming) or None
+    return plan
 
-    def __init__(self, files: CacheFiles) -> None:
-        self._files = files
 
-    def begin(self, working_bytes: int) -> Plan:
-        """Adds a trainer's plan.
+def extend_plan(files: CacheFiles, plan: Plan, step: int, last_steps: Sequence[Sequence[Any]]) -> None:
+    """Notes a trainer's progress, and what it needs later on: [(file, last step), ...]; the cache's lock is held."""
+    plan.step = step
+    for name, last in last_steps:
+        plan.last_steps[name] = max(last, plan.last_steps.get(name, -1))
+    for name in [name for name, last in plan.last_steps.items() if last < step]:
+        del plan.last_steps[name]
+        files.set_done(name)
 
-        Raises:
-            StoreError: if the cache is too small for it and the others.
-        """
-        files = self._files
-        coming = working_bytes + sum(plan.working_bytes for plan in files.plans)
-        needed = coming + files.kept_bytes if coming else 0  # a plan may not know
-        if needed > files.budget_bytes:
-            others = f", {len(files.plans)} other readers of this set included" if files.plans else ""
-            raise StoreError(
-                f"{files.folder}: {files.budget_bytes:,} bytes of cache are too few for the shards that are read at a "
-                f"time{others}. Give cache_bytes={needed:,} or more, a larger disk with cache_dir=, fewer lanes or a "
-                "smaller window"
-            )
-        plan = Plan(working_bytes=working_bytes)
-        files.plans.append(plan)
-        files.set_none_done()
-        # It does not become smaller again: shards that were to stay would leave and come in turns.
-        files.ring_bytes = max(files.ring_bytes or 0, coming) or None
-        return plan
 
-    def extend(self, plan: Plan, step: int, last_steps: Sequence[Sequence[Any]]) -> None:
-        """Notes a trainer's progress, and what it needs later on: [(file, last step), ...]."""
-        plan.step = step
-        for name, last in last_steps:
-            plan.last_steps[name] = max(last, plan.last_steps.get(name, -1))
-        gone = [name for name, last in plan.last_steps.items() if last < step]
-        files = self._files
-        for name in gone:
-            del plan.last_steps[name]
-            files.set_done(name)
-
-    def end(self, plan: Plan) -> None:
-        """Drops a plan, whose trainer is gone."""
-        self._files.plans.remove(plan)
-
-    def next_range(self) -> tuple[CachedFile, int, int] | None:
-        """Returns the next range to get ahead, of each plan in turn; None if there is none, or no room for it."""
-        files = self._files
-        for plan in list(files.plans):
-            if plan.first:
-                plan.first = [each for each in plan.first if each[0].busy and each[0].record.missing(*each[1:])]
-            while plan.ranges and not plan.first:
-                file, first, end = plan.ranges[0]
-                try:
-                    if file.contents is not None:
-                        file = files.file(file.name, file.contents)
-                    missing = file.record.missing(first, end)
-                    absent_bytes = file.absent_bytes(range(first, end))
-                    if absent_bytes and not files.make_room(file, absent_bytes, is_urgent=False):
-                        break
-                except (FeederError, OSError):  # told to whoever needs it
-                    missing = []
-                plan.ranges.popleft()
-                if missing:
-                    files.plans.remove(plan)
-                    files.plans.append(plan)
-                    return file, first, end
-        return None
+def next_range(files: CacheFiles) -> tuple[CachedFile, int, int] | None:
+    """Returns the next range to get ahead, of each plan in turn; None if there is none, or no room for it. The
+    cache's lock is held."""
+    for plan in list(files.plans):
+        plan.first = [each for each in plan.first if each[0].busy and each[0].record.missing(*each[1:])]
+        while plan.ranges and not plan.first:
+            file, first, end = plan.ranges[0]
+            try:
+                if file.contents is not None:
+                    file = files.file(file.name, file.contents)
+                missing = file.record.missing(first, end)
+                absent_bytes = file.absent_bytes(range(first, end))
+                if absent_bytes and not files.make_room(file, absent_bytes, is_urgent=False):
+                    break
+            except (FeederError, OSError):  # told to whoever needs it
+                missing = []
+            plan.ranges.popleft()
+            if missing:
+                files.plans.remove(plan)
+                files.plans.append(plan)
+                return file, first, end
+    return None

@@ -75,7 +75,6 @@ class Presence:
         size_bytes: Size of the file.
         identity: Identity of its contents, 16 bytes.
         boot: Boot of the machine that its blocks were written in.
-        blocks: Number of its blocks.
 
     Raises:
         OSError: if it can't be opened.
@@ -89,7 +88,6 @@ class Presence:
         finally:
             os.close(descriptor)
         self.size_bytes, _, self.identity, self.boot = _head(path, self._map)
-        self.blocks = blocks_of(0, self.size_bytes)[1]
         self._flags: Any = self._map[_FLAGS_AT : _FLAGS_AT + 8].cast("Q")
 
     @property
@@ -113,7 +111,8 @@ class Record:
 
     Attributes:
         path: Its path.
-        size_bytes, identity, boot, blocks: As those of :class:`Presence`.
+        size_bytes, identity, boot: As those of :class:`Presence`.
+        blocks: Number of its blocks.
         is_retired: True once the file was evicted.
         is_pinned: True if the file is to stay in the cache.
 
@@ -185,9 +184,9 @@ class Record:
         self._present[block] = 0
         self._write(b"\0", _HEAD.size + block)
 
-    def pin(self, value: bool) -> None:
-        """Sets whether the file is to stay in the cache."""
-        self.is_pinned = value
+    def pin(self) -> None:
+        """Notes that the file is to stay in the cache."""
+        self.is_pinned = True
         self._write_flags()
 
     def retire(self) -> None:

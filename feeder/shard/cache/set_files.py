@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import hashlib
 import os
 import re
 import threading
@@ -12,10 +11,10 @@ from collections.abc import Callable
 
 from feeder.errors import FormatError, StoreError
 from feeder.shard.cache.cache_files import CHECKED, CacheFiles
-from feeder.shard.cache.cached_file import Contents
+from feeder.shard.cache.cached_file import Contents, entry_identity
 from feeder.shard.cache.link import LOCK, LOG, SOCKET
 from feeder.shard.cache.places import MARK
-from feeder.shard.cache.presence import IDENTITY_BYTES, RECORDS
+from feeder.shard.cache.presence import RECORDS
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import IndexedShard, ShardIndex
 from feeder.shard.store.store import RANGE_BYTES, Store
@@ -154,11 +153,12 @@ class SetFiles:
     def _plain(self, name: str) -> Contents:
         """Returns the contents of a header, or of a file that the header does not name."""
         entry = self._store.size(name, is_wanted=self._is_wanted)
-        identity = hashlib.sha256(f"{entry.size_bytes} {entry.etag} {entry.modified_ns}".encode()).digest()
-        identity = identity[:IDENTITY_BYTES]
+        identity = entry_identity(entry)
         if _is_header(name, self._index):
             self._refuse_long(name, entry.size_bytes, _MOST_HEADER_BYTES)
-            return self._whole(name, identity, _check_header, entry.size_bytes, etag=entry.etag, is_kept=True)
+            return self._whole(
+                name, identity, lambda path: SetHeader(path).rows, entry.size_bytes, etag=entry.etag, is_kept=True
+            )
         self._refuse_long(name, entry.size_bytes)
         return Contents(entry.size_bytes, identity, entry.etag, is_kept=True)
 
@@ -248,7 +248,3 @@ def _is_header(name: str, index: str) -> bool:
     """Returns True for the set's header, and for those of its earlier versions."""
     stem, extension = os.path.splitext(index)
     return name == index or re.fullmatch(rf"{re.escape(stem)}-\d{{6,}}{re.escape(extension)}", name) is not None
-
-
-def _check_header(path: str) -> None:
-    SetHeader(path).rows()

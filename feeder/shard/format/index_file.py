@@ -1,72 +1,11 @@
-"""Name of a set's index, and records of its samples and shards."""
+"""Name of a set's index, and of its samples' numbers."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from feeder.system.arrays import Int64s, Uint64s
-
-__all__ = [
-    "INDEX_NAME",
-    "NUMBER_FIELDS",
-    "FieldPlaces",
-    "Located",
-    "SetSize",
-    "ShardEntry",
-]
+__all__ = ["INDEX_NAME", "NUMBER_FIELDS"]
 
 INDEX_NAME = "index.bin"
 # Fields that are integers: "index" is the sample id; "width" and "height" are those of the image before the recipe, in
 # pixels, upright if orientation is applied; "orientation" is EXIF's, as stored, 1-8; "row" is the sample's row in its
 # manifest, from 0.
 NUMBER_FIELDS = ("index", "width", "height", "orientation", "row")
-
-
-class ShardEntry(NamedTuple):
-    """A shard: its file name, relative to the index's folder, and its size."""
-
-    name: str
-    size_bytes: int
-
-
-class FieldPlaces(NamedTuple):
-    """The places of one field of all samples that have it, each [N].
-
-    Attributes:
-        ids: The samples.
-        shards: Numbers of their shards.
-        offsets, lengths: Places in these, bytes; not checked.
-    """
-
-    ids: Int64s
-    shards: Int64s
-    offsets: Uint64s
-    lengths: Uint64s
-
-
-class Located(NamedTuple):
-    """Samples as the kernels find them in an index, see :meth:`feeder._native.PartRunner.run`.
-
-    Attributes:
-        shards: int64 [N], numbers of the shards; None: they follow from the rows.
-        rows: int64 [N], rows in the shards, or in the set if there are no shards.
-        per_shard: Samples in each shard but the last; 0: that is not what ``rows`` depends on.
-    """
-
-    shards: Int64s | None
-    rows: Int64s
-    per_shard: int
-
-
-class SetSize(NamedTuple):
-    """Sizes of a set's files, bytes.
-
-    Attributes:
-        indexes_bytes: Of the shards' own indexes.
-        header_bytes: Of the set's header.
-        largest_bytes: Of the largest shard.
-    """
-
-    indexes_bytes: int
-    header_bytes: int
-    largest_bytes: int

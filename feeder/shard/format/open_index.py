@@ -26,11 +26,13 @@ def open_index(path: str | os.PathLike[str], version: int | None = None, mirror:
     """
     path = os.fspath(path)
     index = SetIndex(path, mirror)
-    if version in (None, index.version):
+    newest = index.header.info.version
+    if version in (None, newest):
         return index
-    if not 1 <= version < index.version:
-        raise ArgumentError(f"{path}: has the versions 1 to {index.version}, asked for version {version}")
+    if not 1 <= version < newest:
+        raise ArgumentError(f"{path}: has the versions 1 to {newest}, asked for version {version}")
     earlier = SetIndex(version_path(path, version), mirror)
-    if earlier.version != version:
-        raise FormatError(f"{earlier.path}: has version {earlier.version} of the set; restore version {version}")
+    found = earlier.header.info.version
+    if found != version:
+        raise FormatError(f"{earlier.path}: has version {found} of the set; restore version {version}")
     return earlier

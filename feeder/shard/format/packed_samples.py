@@ -23,8 +23,7 @@ class PackedDecoder:
 
     def __init__(self, codebooks: tuple[bytes, ...]) -> None:
         self._codebooks = codebooks
-        with contextlib.suppress(ImportError):  # without the kernels, unpacking says so
-            add_codebooks(codebooks)
+        add_codebooks(codebooks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedDecoder, (self._codebooks,)

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Any
 
 from feeder.errors import FormatError
+from feeder.system.files import open_regular
+from feeder.system.limit_errors import explained
+from feeder.system.mapping import map_file
 
-__all__ = ["HASH_BYTES", "PREFIX_BYTES", "damaged", "head_bytes", "read_head", "sealed", "short_hash"]
+__all__ = ["HASH_BYTES", "PREFIX_BYTES", "damaged", "mapped_file", "read_head", "sealed", "short_hash"]
 
 HASH_BYTES = 16
 PREFIX_BYTES = 32
@@ -25,6 +29,25 @@ _ALIGN = 64
 # that it can number. A damaged or hostile file may claim gigabytes.
 _HEAD_BYTES = 4 << 20
 _BEFORE_PAGE = b"\xef\xbb\xbf \t\r\n"  # may stand before the first tag of HTML
+
+
+def mapped_file(path: str, descriptor: int | None = None) -> memoryview:
+    """Maps a whole file for reading.
+
+    Args:
+        path: The file.
+        descriptor: The same file, open, which stays so; None: the one at the path.
+
+    Raises:
+        OSError: if it can't be opened or mapped, with the limit of this process that is reached.
+    """
+    opened = open_regular(path) if descriptor is None else descriptor
+    try:
+        with explained():
+            return map_file(opened, os.fstat(opened).st_size)
+    finally:
+        if descriptor is None:
+            os.close(opened)
 
 
 def short_hash(data: bytes | memoryview) -> bytes:
@@ -53,35 +76,6 @@ def sealed(magic: bytes, head: dict[str, Any], *, most_bytes: int = _HEAD_BYTES)
     return magic + len(text).to_bytes(8, "little") + short_hash(text) + text
 
 
-def head_bytes(path: str, magic: bytes, start: bytes | memoryview, *, most_bytes: int = _HEAD_BYTES) -> int:
-    """Returns the number of bytes up to the end of the head.
-
-    Args:
-        path: The file, for errors.
-        magic: Its magic.
-        start: Its first bytes, 32 or more.
-        most_bytes: Size of the largest head that such a file can need.
-
-    Raises:
-        FormatError: if it is another file, or its head can't be that long.
-    """
-    length = int.from_bytes(start[8:16], "little")
-    if len(start) < PREFIX_BYTES or start[:8] != magic:
-        found = bytes(start[:16])
-        if found.lstrip(_BEFORE_PAGE).startswith(b"<"):
-            raise FormatError(
-                f"{path}: a page came, which starts with {found!r}, in place of a file that starts with {magic!r}: the "
-                "URL is wrong, or a proxy or a login has answered for the server; open the URL in a browser"
-            )
-        raise FormatError(
-            f"{path}: expected a file that starts with {magic!r}, found {found[:8]!r}, or one that was cut off; give "
-            "the shards' folder, restore the file, rebuild it with `feeder index`, or shard the dataset again"
-        )
-    if length > most_bytes:
-        raise damaged(path, f"its head would have {length:,} bytes, expected at most {most_bytes:,}")
-    return PREFIX_BYTES + length
-
-
 def read_head(
     path: str, magic: bytes, data: memoryview, *, most_bytes: int = _HEAD_BYTES
 ) -> tuple[dict[str, Any], bytes, int]:
@@ -91,15 +85,31 @@ def read_head(
         path: The file, for errors.
         magic: Its magic.
         data: Its bytes, at least to the end of the head.
-        most_bytes: See :func:`head_bytes`.
+        most_bytes: Size of the largest head that such a file can need.
 
     Returns:
         The head, its hash, and the offset of its end.
 
     Raises:
-        FormatError: if it is damaged.
+        FormatError: if it is another file, or damaged.
     """
-    end = head_bytes(path, magic, data, most_bytes=most_bytes)
+    if len(data) < PREFIX_BYTES or data[:8] != magic:
+        found = bytes(data[:16])
+        if found.lstrip(_BEFORE_PAGE).startswith(b"<"):
+            raise FormatError(
+                f"{path}: a page came, which starts with {found!r}, in place of a file that starts with {magic!r}: the "
+                "URL is wrong, or a proxy or a login has answered for the server; open the URL in a browser"
+            )
+        raise FormatError(
+            f"{path}: expected a file that starts with {magic!r}, found {found[:8]!r}, or one that was cut off; give "
+            "the shards' folder, restore the file, rebuild it with `feeder index`, or shard the dataset again"
+        )
+
+    length = int.from_bytes(data[8:16], "little")
+    if length > most_bytes:
+        raise damaged(path, f"its head would have {length:,} bytes, expected at most {most_bytes:,}")
+
+    end = PREFIX_BYTES + length
     text = data[PREFIX_BYTES:end]
     expected = bytes(data[PREFIX_BYTES - HASH_BYTES : PREFIX_BYTES])
     if len(data) < end or short_hash(text) != expected:

@@ -37,13 +37,11 @@ from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import CompactSizes, EqualSizes, compact_sizes
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.format.sealed_head import damaged, read_head, sealed, short_hash
+from feeder.shard.format.sealed_head import damaged, mapped_file, read_head, sealed, short_hash
 from feeder.shard.format.shard_index import IndexedShard
 from feeder.shard.store.mirror import Mirror
 from feeder.system.arrays import AnyArray, Int64s
-from feeder.system.files import atomic_file, open_regular
-from feeder.system.limit_errors import explained
-from feeder.system.mapping import map_file
+from feeder.system.files import atomic_file
 
 __all__ = ["HEADER_MAGIC", "INDEX_SUFFIX", "ROW", "SetHeader", "SetInfo", "version_path", "write_header"]
 
@@ -63,7 +61,6 @@ _MAX_DIGITS = 20
 # and for members, of which each takes 512 bytes of the tar or more. A damaged or hostile header may claim 4 GiB for
 # each shard.
 _INDEX_BYTES, _SAMPLE_BYTES, _MEMBER_SHARE = 16 << 20, 48 << 10, 16
-_KEPT_SHARDS = 1024  # below 1 MB
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,7 @@ def write_header(path: str, info: SetInfo, rows: AnyArray, names: Sequence[str])
     head["codebooks"] = [base64.b64encode(codebook).decode() for codebook in info.codebooks]
     sizes = compact_sizes(rows["samples"])
     head |= {"samples": sizes.samples, "shards": len(rows), "size_bytes": int(rows["size_bytes"].sum())}
-    head |= {"equal": sizes.size if isinstance(sizes, EqualSizes) else 0}
-    head |= {"pattern": pattern, "body": short_hash(body).hex()}
+    head |= {"equal": sizes.size, "pattern": pattern, "body": short_hash(body).hex()}
 
     with atomic_file(path) as file:
         file.write(sealed(HEADER_MAGIC, head, most_bytes=_HEADER_BYTES))
@@ -167,7 +163,6 @@ class SetHeader:
     def __init__(self, path: str, mirror: Mirror | None = None) -> None:
         name = os.path.basename(path)
         self._shown = path if mirror is None else f"{mirror.place}/{name}"
-        self._shards: dict[int, IndexedShard] = {}
         self._numbers: dict[str, int] | None = None  # by name
         if mirror is not None:
             mirror.need([(name, 0, _WHOLE)])
@@ -218,8 +213,8 @@ class SetHeader:
             raise ValueError(f"{self.samples} samples, {self.equal} in each of {self.shards} shards")
 
     @functools.cached_property
-    def _rows(self) -> AnyArray:
-        """All shards, :data:`ROW` [shards]."""
+    def rows(self) -> AnyArray:
+        """All shards, :data:`ROW` [shards]; FormatError if they are damaged."""
         rows = np.frombuffer(self._body[: self.shards * ROW.itemsize], ROW)
         if short_hash(self._body) != self._body_hash:
             raise damaged(self._shown, "what follows its head does not match its hash")
@@ -230,21 +225,22 @@ class SetHeader:
                 self._shown, f"shard {long} would have an index of {index_bytes:,} bytes for {samples:,} samples"
             )
         sizes = compact_sizes(rows["samples"])
-        if (sizes.samples, sizes.size if isinstance(sizes, EqualSizes) else 0) != (self.samples, self.equal):
+        if (sizes.samples, sizes.size) != (self.samples, self.equal):
             raise damaged(self._shown, f"its shards have {sizes.samples} samples, its head says {self.samples}")
         return rows
 
     @functools.cached_property
     def _names(self) -> list[bytes]:
         """Names of the shards, where they follow no pattern."""
-        names = bytes(self._body[self._rows.nbytes :]).split(b"\0")
+        names = bytes(self._body[self.rows.nbytes :]).split(b"\0")
         if len(names) != self.shards:
             raise damaged(self._shown, f"it has {len(names)} names of {self.shards} shards")
         return names
 
     @functools.cached_property
-    def _sizes(self) -> CompactSizes:
-        return EqualSizes(self.samples, self.equal) if self.equal else compact_sizes(self._rows["samples"])
+    def shard_sizes(self) -> CompactSizes:
+        """Number of samples in each shard."""
+        return EqualSizes(self.samples, self.equal) if self.equal else compact_sizes(self.rows["samples"])
 
     def shard(self, number: int) -> IndexedShard:
         """A shard, by its number.
@@ -252,37 +248,17 @@ class SetHeader:
         Raises:
             FormatError: if there is no such shard, or its name leads out of the folder.
         """
-        found = self._shards.get(number)
-        if found is not None:
-            return found
-        name, row = self.shard_name(number), self._rows[number]
-        hashes = row["shard_hash"].tobytes(), row["index_hash"].tobytes()
-        sizes = int(row["samples"]), int(row["size_bytes"]), int(row["index_bytes"])
-        if len(self._shards) >= _KEPT_SHARDS:
-            self._shards = {}
-        found = self._shards[number] = IndexedShard(name, sizes[0], sizes[1], hashes[0], sizes[2], hashes[1])
-        return found
-
-    def rows(self) -> AnyArray:
-        """All shards, :data:`ROW` [shards].
-
-        Raises:
-            FormatError: if they are damaged.
-        """
-        return self._rows
-
-    def shard_sizes(self) -> CompactSizes:
-        """Number of samples in each shard."""
-        return self._sizes
+        name = self.shard_name(number)
+        samples, index_bytes, size_bytes, shard_hash, index_hash = self.rows[number].item()
+        return IndexedShard(name, samples, size_bytes, shard_hash, index_bytes, index_hash)
 
     def extent(self) -> tuple[int, int]:
         """Size of all shards' indexes, bytes, and that of the largest shard."""
-        rows = self._rows
-        return int(rows["index_bytes"].sum(dtype=np.int64)), int(rows["size_bytes"].max(initial=0))
+        return int(self.rows["index_bytes"].sum(dtype=np.int64)), int(self.rows["size_bytes"].max(initial=0))
 
     def file_sizes(self, shards: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the sizes of some shards and of their indexes, each int64 [N], bytes."""
-        rows = self._rows[shards]
+        rows = self.rows[shards]
         return rows["size_bytes"].astype(np.int64), rows["index_bytes"].astype(np.int64)
 
     def shard_name(self, number: int) -> str:
@@ -317,7 +293,7 @@ class SetHeader:
 
     def sample_range(self, number: int) -> tuple[int, int]:
         """Number of the first sample of a shard, and that after its last one."""
-        first, end = self._starts(np.array([number, number + 1])).tolist()
+        first, end = self.shard_sizes.starts(np.array([number, number + 1])).tolist()
         return first, end
 
     def index_name(self, number: int) -> str:
@@ -334,25 +310,14 @@ class SetHeader:
             raise IndexError(
                 f"{self._shown}: has samples 0 to {self.samples - 1}, asked for {ids.min()} to {ids.max()}"
             )
-        shards = ids // self._sizes.size if isinstance(self._sizes, EqualSizes) else self._sizes.shards_of(ids)
-        return shards, ids - self._starts(shards)
-
-    def _starts(self, shards: Int64s) -> Int64s:
-        """Returns the numbers of the first samples of some shards, int64 as these."""
-        if isinstance(self._sizes, EqualSizes):
-            return np.minimum(shards * self._sizes.size, self.samples)
-        return self._sizes.starts(shards)
+        shards = self.shard_sizes.shards_of(ids)
+        return shards, ids - self.shard_sizes.starts(shards)
 
 
 def _mapped(path: str, shown: str) -> memoryview:
     """Returns the bytes of a header."""
     try:
-        descriptor = open_regular(path)
-        try:
-            with explained():
-                return map_file(descriptor, os.fstat(descriptor).st_size)
-        finally:
-            os.close(descriptor)
+        return mapped_file(path)
     except IsADirectoryError:
         raise FormatError(f"{shown}: is a folder, expected an index file") from None
     except (FileNotFoundError, NotADirectoryError):

@@ -14,15 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import FormatError
-from feeder.order.shard_sizes import ShardSizes
-from feeder.shard.format.index_file import FieldPlaces, Located, SetSize, ShardEntry
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, IndexedShard, ShardIndex
 from feeder.shard.store.mirror import Mirror
 from feeder.system.arrays import AnyArray, Int32s, Int64s
 
 if TYPE_CHECKING:
-    from feeder._native import HeldIndex, ShardRows
+    from feeder._native import ShardRows
 
 __all__ = ["ASKED_INDEXES", "SetIndex", "field_name"]
 
@@ -31,7 +29,6 @@ _OPEN_INDEXES = 4096
 ASKED_INDEXES = 256  # that a mirror is asked for at a time
 # Indexes that have left a mirror take room on its disk while they are mapped: so many bytes, or a share of its budget.
 MIRRORED_BYTES, _BUDGET_DIVISOR = 128 << 20, 100
-_PLACE = ("offset", "length")
 _DTYPES = {name: WIDE[name] for name in WIDE.names or ()} | {"shard": np.dtype("<u4"), "target": np.dtype("<f4")}
 
 
@@ -50,8 +47,7 @@ class SetIndex:
         classes: Class names by label; None if the index has none.
         codebooks: Codebooks of packed JPEGs.
         targets: Names of the numbers that each sample has in place of a label; empty if there are none.
-        identity: Hash that differs if another index has replaced this one.
-        version: Number of this version of the set, from 1.
+        native: The same index as the kernels read it.
 
     Raises:
         FormatError: if the header can't be read, or is damaged.
@@ -66,15 +62,13 @@ class SetIndex:
         info = self.header.info
         self.fields = info.fields
         self.targets = info.targets
-        self.version = info.version
         self.classes = None if info.classes is None else list(info.classes)
         self.codebooks = info.codebooks
-        self.identity = self.header.hash
         self._mirror = mirror
         self._folder = os.path.dirname(self.path)
         self._open: dict[int, ShardIndex] = {}
         self._open_bytes = 0
-        self._table = _table()
+        self.native = _table()
         self._lock = threading.Lock()
         self._field_numbers = {name: number for number, name in enumerate(self.fields)}
 
@@ -84,76 +78,6 @@ class SetIndex:
     def __len__(self) -> int:
         return self.header.samples
 
-    @property
-    def shard_count(self) -> int:
-        """Number of shards."""
-        return self.header.shards
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all shards."""
-        return self.header.size_bytes
-
-    @property
-    def has_source_rows(self) -> bool:
-        """True if the samples come from rows of a table, whose numbers are kept."""
-        return self.header.info.is_numbered
-
-    @property
-    def max_label(self) -> int:
-        """The largest label; -1 without any."""
-        return self.header.info.max_label
-
-    def shard_entry(self, shard: int) -> ShardEntry:
-        """Name and size of a shard, by its number.
-
-        Raises:
-            FormatError: if there is no such shard.
-        """
-        found = self.header.shard(shard)
-        return ShardEntry(found.name, found.size_bytes)
-
-    def index_entry(self, shard: int) -> ShardEntry:
-        """Name and size of the index of a shard."""
-        return ShardEntry(self.header.index_name(shard), self.header.shard(shard).index_bytes)
-
-    def extent(self) -> SetSize:
-        """Sizes of the set's files besides the shards."""
-        indexes_bytes, largest_bytes = self.header.extent()
-        return SetSize(indexes_bytes, self.header.file_bytes, largest_bytes)
-
-    def file_sizes(self, shards: Int64s) -> tuple[Int64s, Int64s]:
-        """Sizes of some shards, and of their own indexes as :meth:`index_entry` has them, each int64 [N], bytes."""
-        return self.header.file_sizes(shards)
-
-    def shard_name(self, shard: int) -> str:
-        """File name of a shard, by its number.
-
-        Raises:
-            FormatError: if there is no such shard.
-        """
-        return self.header.shard_name(shard)
-
-    def shard_hash(self, shard: int) -> bytes:
-        """Hash of a shard, 16 bytes, by its number; empty if the index has none."""
-        return self.header.shard(shard).shard_hash
-
-    def shard_ids(self, shard: int) -> Int64s:
-        """The samples of a shard, by its number, int64 [N]."""
-        return np.arange(*self.header.sample_range(shard))
-
-    def shard_counts(self) -> ShardSizes:
-        """Number of samples in each shard.
-
-        Raises:
-            FormatError: if a sample is in a shard that does not exist.
-        """
-        return self.header.shard_sizes()
-
-    def shards_of(self, ids: Int64s) -> Int64s:
-        """Numbers of the shards of some samples, int64 [N]."""
-        return self.header.locate(ids)[0]
-
     def rows(self, ids: Int64s) -> RecordRows:
         """Properties of some samples, int64 [N].
 
@@ -161,10 +85,10 @@ class SetIndex:
             FormatError: if the index of a shard is missing or damaged.
         """
         shards, rows = self.header.locate(ids)
-        records = None if self._table is None else self._table.gather(shards, rows)
+        records = self.native.gather(shards, rows)
         if records is None:
             indexes = self.opened(shards)
-            records = None if self._table is None else self._table.gather(shards, rows)
+            records = self.native.gather(shards, rows)
             if records is None:  # some are wide, or others have just taken their places
                 return RecordRows(self, shards, rows, _joined(indexes, rows))
         return RecordRows(self, shards, rows, np.frombuffer(records, NARROW))
@@ -183,27 +107,25 @@ class SetIndex:
             records: [N], their records.
             rows: int32 [N, 2].
         """
-        if self._table is None:
-            raise ImportError("the places of rows need feeder's native kernels: install feeder again")
         if records.dtype != NARROW:
             records = _narrowed(records)
         rows = np.ascontiguousarray(rows)
-        found = self._table.extents(shards, records.view(np.uint8), rows)
+        found = self.native.extents(shards, records.view(np.uint8), rows)
         if found is None:
             self.hold(shards.tolist())
-            found = self._table.extents(shards, records.view(np.uint8), rows)
+            found = self.native.extents(shards, records.view(np.uint8), rows)
         if found is None:  # others have just taken their places; whole images will do
             return None
         return found if (found[:, 0] >= 0).any() else None
 
-    @property
-    def native(self) -> HeldIndex | None:
-        """The same index as the kernels read it; None without them."""
-        return self._table
+    def located(self, ids: Int64s) -> tuple[Int64s | None, Int64s, int]:
+        """Returns N samples as :attr:`native` finds them, see :meth:`feeder._native.PartRunner.run`.
 
-    def located(self, ids: Int64s) -> Located:
-        """Returns some samples as :attr:`native` finds them."""
-        return Located(None, ids, self.header.equal) if self.header.equal else Located(*self.header.locate(ids), 0)
+        Returns:
+            int64 [N], numbers of the shards, or None if they follow from the rows; int64 [N], rows in the shards, or in
+            the set without shards; and the samples in each shard but the last, 0 with shards.
+        """
+        return (None, ids, self.header.equal) if self.header.equal else (*self.header.locate(ids), 0)
 
     def hold(self, shards: Iterable[int], *, by_rows: bool = True) -> None:
         """Has :attr:`native` hold the samples of some shards, where it holds them by shards.
@@ -221,8 +143,7 @@ class SetIndex:
         steps = {number: index.group("steps") for number, index in found.items()}
         with self._lock:
             for number in steps.keys() & self._open.keys():
-                assert self._table is not None
-                self._table.add_steps(number, steps[number])
+                self.native.add_steps(number, steps[number])
 
     def labels(self) -> AnyArray:
         """Labels of all samples, int64 [samples], or targets, float32 [samples] or [samples, K]."""
@@ -234,27 +155,22 @@ class SetIndex:
     def key(self, i: int) -> str:
         """The sample's WebDataset key."""
         index, row = self._one(i)
-        return index.key(row).decode("utf-8", "surrogateescape")
+        return index.details(row).key.decode("utf-8", "surrogateescape")
 
     def source_path(self, i: int) -> str:
         """The sample's original path; undecodable bytes as surrogates, as in :func:`os.fsdecode`."""
         index, row = self._one(i)
-        return os.fsdecode(index.source_path(row))
+        return os.fsdecode(index.details(row).path)
 
     def source_rows(self, ids: Int64s) -> Int64s:
         """Row numbers of samples in their table, int64 [N]."""
         found = (self._one(i) for i in ids.tolist())
-        return np.array([index.source_row(row) for index, row in found], np.int64)
+        return np.array([index.details(row).source_row for index, row in found], np.int64)
 
     def row_data(self, i: int) -> bytes:
         """The sample's ``row_data``, see Note [Sample]; empty if it is not a seekable JPEG."""
         index, row = self._one(i)
         return np.array(index.row_data(row), "<u4").tobytes()
-
-    def members(self, i: int) -> list[tuple[str, int, int]]:
-        """The sample's fields besides the image: (field, offset, length) in its shard, bytes."""
-        index, row = self._one(i)
-        return [(field_name(index, field), offset, length) for field, offset, length in index.members(row)]
 
     def place(self, i: int) -> tuple[int, int, int]:
         """The place of the sample's image: shard, offset and length, bytes."""
@@ -264,14 +180,8 @@ class SetIndex:
 
     def member_place(self, i: int, name: str) -> tuple[int, int, int] | None:
         """The place of one of the sample's fields, as :meth:`place` has that of its image; None if it lacks it."""
-        shard, row = self._located(i)
-        index = self.shard_index(shard)
-        record = index.rows()[row]
-        for field, offset, length in index.members(row, record):
-            if field_name(index, field) == name:
-                return shard, offset, length
-        is_image = field_name(index, int(record["field"])) == name
-        return (shard, int(record["offset"]), int(record["length"])) if is_image else None
+        shard, _ = self._located(i)
+        return next(((shard, offset, length) for field, offset, length in self.parts(i) if field == name), None)
 
     def image_field(self, i: int) -> str:
         """Name of the sample's image field, such as "jpg".
@@ -282,41 +192,25 @@ class SetIndex:
         index, row = self._one(i)
         return field_name(index, int(index.rows()["field"][row]))
 
-    def field_places(self, name: str) -> FieldPlaces:
-        """The places of one field of all samples that have it."""
-        found = [np.zeros((0, 4), np.uint64)]
-        start = 0
+    def field_places(self, name: str) -> Iterator[tuple[int, int, int, int]]:
+        """Yields the places of one field of all samples that have it: (sample, shard, offset, length), bytes."""
         for number, index in self._each():
-            if name in index.fields:
-                field, records = index.fields.index(name), index.rows()
-                of_members = [
-                    (start + row, number, offset, length)
-                    for row in range(index.samples)
-                    for own, offset, length in index.members(row, records[row])
-                    if own == field
-                ]
-                own_rows = np.flatnonzero(records["field"] == field)
-                images = [start + own_rows, np.full(len(own_rows), number), *map(records[own_rows].__getitem__, _PLACE)]
-                found.append(np.array(of_members, np.uint64).reshape(-1, 4))
-                found.append(np.stack([column.astype(np.uint64) for column in images], axis=1))
-            start += index.samples
-
-        ids, shards, offsets, lengths = np.concatenate(found).T
-        return FieldPlaces(ids.astype(np.int64), shards.astype(np.int64), offsets, lengths)
+            first, _ = self.header.sample_range(number)
+            for row in range(index.samples if name in index.fields else 0):
+                for field, offset, length in index.parts(row):
+                    if field_name(index, field) == name:
+                        yield first + row, number, offset, length
 
     def fingerprint(self, labels: AnyArray | None = None) -> str:
         """Hash of the samples, their order and their labels, or of other ``labels`` that they were given.
 
         From the set's second version on its number follows, after a point.
         """
-        found = self._fingerprint(labels)
-        return found if self.version == 1 else f"{found}.{self.version}"
-
-    def _fingerprint(self, labels: AnyArray | None) -> str:
-        own = self.header.info.fingerprint
-        if labels is None:
-            return own
-        return hashlib.blake2b(own.encode() + np.ascontiguousarray(labels).data, digest_size=16).hexdigest()
+        info = self.header.info
+        found = info.fingerprint
+        if labels is not None:
+            found = hashlib.blake2b(found.encode() + np.ascontiguousarray(labels).data, digest_size=16).hexdigest()
+        return found if info.version == 1 else f"{found}.{info.version}"
 
     def column(self, name: str) -> AnyArray:
         """Column of all samples: "shard", or as :meth:`ShardIndex.column` has it."""
@@ -371,20 +265,21 @@ class SetIndex:
 
     def shard_path(self, shard: int) -> str:
         """Full path of a shard, by its number."""
-        return os.path.join(os.path.dirname(self.path), self.shard_name(shard))
+        return os.path.join(self._folder, self.header.shard_name(shard))
 
     def row(self, i: int) -> RecordRows:
         """Properties of one sample."""
         return self.rows(np.array([i]))
 
     def parts(self, i: int) -> list[tuple[str, int, int]]:
-        """All fields of the sample, in the order of its checksum: (field, offset, length) in its shard, bytes."""
-        return [(self.image_field(i), *self.place(i)[1:]), *self.members(i)]
+        """All fields of a sample as :meth:`ShardIndex.parts` has them, by their names."""
+        index, row = self._one(i)
+        return [(field_name(index, field), offset, length) for field, offset, length in index.parts(row)]
 
     def _each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Opens the index of each shard in turn, with its number, and keeps none."""
-        for first in range(0, self.shard_count, ASKED_INDEXES):
-            numbers = range(first, min(first + ASKED_INDEXES, self.shard_count))
+        for first in range(0, self.header.shards, ASKED_INDEXES):
+            numbers = range(first, min(first + ASKED_INDEXES, self.header.shards))
             found = {number: index for number in numbers if (index := self._open.get(number))}
             found |= self._read([number for number in numbers if number not in found])
             for number in numbers:
@@ -414,13 +309,12 @@ class SetIndex:
                 index, before = found[number], self._open.pop(number, None)
                 self._open_bytes += index.size_bytes - (before.size_bytes if before else 0)
                 self._open[number] = index
-                if self._table is not None and not index.is_wide:
-                    self._table.add(number, index.records)
+                if not index.is_wide:
+                    self.native.add(number, index.records)
             while len(self._open) > self._most_open or (self._open_bytes > most_bytes and len(self._open) > 1):
                 oldest = next(iter(self._open))
                 self._open_bytes -= self._open.pop(oldest).size_bytes
-                if self._table is not None:
-                    self._table.remove(oldest)
+                self.native.remove(oldest)
         return found
 
     @functools.cached_property
@@ -543,12 +437,10 @@ class RecordRows:
         return self._index.extents(self.shard, self._records, rows)
 
 
-def _table() -> ShardRows | None:
-    """Returns a table of narrow records; None without the native kernels."""
-    try:
-        from feeder import _native
-    except ImportError:
-        return None
+def _table() -> ShardRows:
+    """Returns a table of narrow records."""
+    from feeder import _native
+
     fields: Any = NARROW.fields
     at = {name: fields[name][1] for name in NARROW.names or ()}
     return _native.ShardRows(

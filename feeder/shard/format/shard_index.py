@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,11 +38,9 @@ import numpy as np
 from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
 from feeder.shard.format.block_sums import BLOCK_BYTES
-from feeder.shard.format.sealed_head import damaged, read_head, sealed, short_hash
+from feeder.shard.format.sealed_head import damaged, mapped_file, read_head, sealed, short_hash
 from feeder.system.arrays import AnyArray, Uint32s
-from feeder.system.files import atomic_file, open_regular
-from feeder.system.limit_errors import explained
-from feeder.system.mapping import map_file
+from feeder.system.files import atomic_file
 
 __all__ = [
     "NARROW",
@@ -291,6 +288,7 @@ class ShardIndex:
         samples: Number of samples.
         is_wide: True if the records are :data:`WIDE`.
         is_numbered: True if the samples come from rows of a table.
+        groups: Offset, size and hash of each group, by its name.
         records: The records' bytes.
         fields: Names of the fields, by their numbers in the records.
         targets: Names of the targets.
@@ -302,7 +300,7 @@ class ShardIndex:
     """
 
     __slots__ = (
-        *("_chunk", "_data", "_end", "_good", "_groups", "fields", "hash", "is_numbered", "is_wide"),
+        *("_chunk", "_data", "_end", "_good", "fields", "groups", "hash", "is_numbered", "is_wide"),
         *("path", "records", "samples", "tar_bytes", "targets"),
     )
 
@@ -315,7 +313,13 @@ class ShardIndex:
         descriptor: int | None = None,
     ) -> None:
         self.path = path
-        self._data = _mapped(path, descriptor)
+        try:
+            self._data = mapped_file(path, descriptor)
+        except OSError as error:
+            raise FormatError(
+                f"{path}: the index of a shard, which can't be opened ({error.strerror}); restore it, or run "
+                "`feeder inspect --verify`"
+            ) from None
         size = len(self._data)
 
         head, self.hash, self._end = read_head(path, _MAGIC, self._data)
@@ -328,7 +332,6 @@ class ShardIndex:
                 )
             raise damaged(path, "it is not the index that the set's header means, or it was cut off")
 
-        self._groups: dict[str, tuple[int, int, str]] | None = None
         self._good: dict[str, memoryview] = {}
         self._chunk: tuple[int, list[bytes]] = (-1, [])  # the last one: a search reads each once, not 64 times
 
@@ -343,10 +346,10 @@ class ShardIndex:
             self.targets = tuple(str(name) for name in head["targets"])
             sizes = {"records": self.samples * self.dtype.itemsize, "target": 4 * self.samples * len(self.targets)}
             sizes["blocks"] = 4 * -(-int(head["tar_bytes"]) // BLOCK_BYTES)
-            groups = _placed(head["groups"])
-            if size < (needed := self._end + max(at + own for at, own, _ in groups.values())):
+            self.groups = _placed(head["groups"])
+            if size < (needed := self._end + max(at + own for at, own, _ in self.groups.values())):
                 raise ValueError(f"{needed} bytes, of which there are {size}")
-            wrong = [name for name, expected in sizes.items() if groups.get(name, (0, 0))[1] != expected]
+            wrong = [name for name, expected in sizes.items() if self.groups.get(name, (0, 0))[1] != expected]
             if wrong:
                 raise ValueError(f"wrong number of bytes of {wrong[0]!r} for {self.samples} samples")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -357,7 +360,7 @@ class ShardIndex:
         if targets is not None and self.targets != targets:
             raise damaged(path, f"it has the targets {self.targets}, and the set's header {targets}")
 
-        self.records = self._checked("records", groups)
+        self.records = self.group("records")
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -375,16 +378,15 @@ class ShardIndex:
         Raises:
             FormatError: if there is no such group, or it is damaged.
         """
-        found = self._good.get(name)
-        if found is None:
-            found = self._good[name] = self._checked(name, self.groups())
-        return found
-
-    def groups(self) -> dict[str, tuple[int, int, str]]:
-        """Offset, size and hash of each group, by its name."""
-        if self._groups is None:
-            self._groups = _placed(read_head(self.path, _MAGIC, self._data)[0]["groups"])
-        return self._groups
+        if name in self._good:
+            return self._good[name]
+        if name not in self.groups:
+            raise damaged(self.path, f"it has no group {name!r}")
+        offset, size, expected = self.groups[name]
+        data = self._data[self._end + offset : self._end + offset + size]
+        if len(data) != size or short_hash(data).hex() != expected:
+            raise damaged(self.path, f"the bytes of {name!r} do not match their hash")
+        return self._good.setdefault(name, data)
 
     def check(self) -> None:
         """Compares the groups with their hashes.
@@ -392,7 +394,7 @@ class ShardIndex:
         Raises:
             FormatError: naming the first that differs.
         """
-        for name in self.groups():
+        for name in self.groups:
             self.group(name)
 
     def rows(self) -> AnyArray:
@@ -405,7 +407,7 @@ class ShardIndex:
 
     def codebooks(self) -> list[bytes]:
         """Codebooks of the shard's packed JPEGs."""
-        if "codebooks" not in self.groups():
+        if "codebooks" not in self.groups:
             return []
         try:
             return [*read_codebooks(json.loads(bytes(self.group("codebooks"))))]
@@ -414,7 +416,7 @@ class ShardIndex:
 
     def taken_down(self) -> dict[int, str]:
         """Hash of the key of each sample that was taken down, by its row; see Note [Tombstones] in tombstones.py."""
-        if TAKEN_DOWN not in self.groups():
+        if TAKEN_DOWN not in self.groups:
             return {}
         try:
             found = json.loads(bytes(self.group(TAKEN_DOWN)))
@@ -422,27 +424,12 @@ class ShardIndex:
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(self.path, f"its samples that were taken down: {error!r}") from None
 
-    def key(self, row: int) -> bytes:
-        """Key of a sample."""
-        return self.details(row).key
-
-    def source_path(self, row: int) -> bytes:
-        """Original path of a sample."""
-        return self.details(row).path
-
-    def source_row(self, row: int) -> int:
-        """Row number of a sample in its table."""
-        return self.details(row).source_row
-
-    def members(self, row: int, record: Any = None) -> list[tuple[int, int, int]]:
-        """The sample's fields besides the image: (number of the field, offset, length) in the shard, bytes.
-
-        Args:
-            row: The sample's row.
-            record: Its record, if it is at hand.
-        """
-        record = self.rows()[row] if record is None else record
-        found, end = [], int(record["offset"]) + int(record["length"])
+    def parts(self, row: int) -> list[tuple[int, int, int]]:
+        """All fields of a sample, the image first, in the order of its checksum: (number of the field, offset, length)
+        in the shard, bytes."""
+        record = self.rows()[row]
+        found = [(int(record["field"]), int(record["offset"]), int(record["length"]))]
+        end = found[0][1] + found[0][2]
         for field, length, gap in self.details(row).members:
             offset = _next_offset(end) + gap
             end = offset + length
@@ -473,7 +460,7 @@ class ShardIndex:
             path=details.path,
             source_bytes=details.source_bytes,
             source_row=details.source_row,
-            members=self.members(row, record),
+            members=self.parts(row)[1:],
             row_data=np.array(self.row_data(row), "<u4").tobytes(),
             target=self.column("target")[row].tolist() if self.targets else (),
             **numbers,
@@ -509,15 +496,6 @@ class ShardIndex:
             return np.array([field for details in every for field, _, _ in details.members], np.uint64)
         return np.array([getattr(details, name) for details in every], np.uint64)
 
-    def _checked(self, name: str, groups: dict[str, tuple[int, int, str]]) -> memoryview:
-        if name not in groups:
-            raise damaged(self.path, f"it has no group {name!r}")
-        offset, size, expected = groups[name]
-        data = self._data[self._end + offset : self._end + offset + size]
-        if len(data) != size or short_hash(data).hex() != expected:
-            raise damaged(self.path, f"the bytes of {name!r} do not match their hash")
-        return data
-
 
 def _placed(groups: Any) -> dict[str, tuple[int, int, str]]:
     """Returns the places of the groups."""
@@ -526,20 +504,3 @@ def _placed(groups: Any) -> dict[str, tuple[int, int, str]]:
         if offset < 0 or size < 0 or offset + size >= 1 << 32:
             raise ValueError(f"{size} bytes of {name!r} at byte {offset}")
     return found
-
-
-def _mapped(path: str, descriptor: int | None) -> memoryview:
-    """Returns the bytes of an index; a descriptor that was given stays open."""
-    try:
-        opened = open_regular(path) if descriptor is None else descriptor
-        try:
-            with explained():
-                return map_file(opened, os.fstat(opened).st_size)
-        finally:
-            if descriptor is None:
-                os.close(opened)
-    except OSError as error:
-        raise FormatError(
-            f"{path}: the index of a shard, which can't be opened ({error.strerror}); restore it, or run "
-            "`feeder inspect --verify`"
-        ) from None

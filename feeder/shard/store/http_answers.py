@@ -11,6 +11,7 @@ import ssl
 import struct
 import threading
 import urllib.parse
+from collections.abc import Iterator
 
 from feeder.errors import StoreError
 from feeder.shard.store.client import CONNECT_S, STALL_S, proxy_of, tls_context
@@ -49,7 +50,7 @@ def answer_of(
         stall = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
         connection.request("GET", target, headers=headers)
-        with contextlib.closing(_TimeLimit(channel, request_s)):  # of a head that drips
+        with _time_limit(channel, request_s):  # of a head that drips
             return channel, connection.getresponse()
     except BaseException:
         connection.close()
@@ -139,29 +140,29 @@ def reason_of(error: Exception) -> str:
     return str(error) if type(error) is ConnectionError else getattr(error, "strerror", None) or "the connection broke"
 
 
-class _TimeLimit:
-    """Ends a connection after a time.
+@contextlib.contextmanager
+def _time_limit(connected: socket.socket, seconds: float) -> Iterator[None]:
+    """Ends a connection that takes longer than a time.
 
     Args:
         connected: Its socket.
         seconds: The time.
     """
+    channel = socket.socket(fileno=os.dup(connected.fileno()))  # an encrypted one has no dup()
 
-    def __init__(self, connected: socket.socket, seconds: float) -> None:
-        self._socket = socket.socket(fileno=os.dup(connected.fileno()))  # an encrypted one has no dup()
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _end(self) -> None:
+    def end() -> None:
         with contextlib.suppress(OSError):  # it has just ended
-            self._socket.shutdown(socket.SHUT_RDWR)
+            channel.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        """Lets the connection be."""
-        self._timer.cancel()
-        self._timer.join()
-        self._socket.close()
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        channel.close()
 
 
 def addresses_of(host: str, port: int) -> list[str]:

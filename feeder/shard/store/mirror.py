@@ -5,25 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from feeder.errors import ChangedError
-
-__all__ = ["Mirror", "check_same"]
-
-
-def check_same(place: str, name: str, found: bytes, expected: bytes) -> None:
-    """Raises ChangedError if a file of a mirror is not the one that its reader means.
-
-    Args:
-        place: URL of the set.
-        name: The file.
-        found: Its hash.
-        expected: The hash that it must have; empty for any.
-    """
-    if expected and found != expected:
-        raise ChangedError(
-            f"{place}/{name}: it was replaced while it was in use; create the dataset again to use the present set, or "
-            "restore the earlier one in the store and start again"
-        )
+__all__ = ["Mirror"]
 
 
 class Mirror(Protocol):

@@ -109,13 +109,11 @@ class ObjectStore:
             # By one request, as the object may be another one by the next.
             whole = self._call(key, lambda: self._open(key, 0, None, etag, size_bytes).bytes(), is_wanted)
             return memoryview(whole)[start:]
-        if end - start <= RANGE_BYTES:
-            return self._range(key, start, end, etag, size_bytes, is_wanted)
-        data = bytearray(end - start)
-        for first in range(start, end, RANGE_BYTES):
-            last = min(first + RANGE_BYTES, end)
-            data[first - start : last - start] = self._range(key, first, last, etag, size_bytes, is_wanted)
-        return data
+        ranges = [
+            self._range(key, first, min(first + RANGE_BYTES, end), etag, size_bytes, is_wanted)
+            for first in range(start, end, RANGE_BYTES)
+        ]
+        return ranges[0] if len(ranges) == 1 else b"".join(ranges)
 
     def pieces(
         self,
@@ -209,11 +207,24 @@ class ObjectStore:
             )
         if prefix:
             self._check(prefix)
-        listing = _Listing(prefix or None)
-        while (page := self._call(prefix, lambda: listing.page(self._client(False)))) is not None:
-            for each in page:
-                modified_ns = int(each["last_modified"].timestamp() * 1e9)
-                yield Entry(each["path"], each["size"], quoted_etag(each["e_tag"]), each["version"], modified_ns)
+        pages: Iterator[Sequence[Any]] | None = None
+        last = ""
+
+        def next_page() -> Sequence[Any] | None:
+            nonlocal pages
+            try:
+                if pages is None:  # after a fault it goes on where it was
+                    client = self._client(False)
+                    pages = iter(obstore.list(client, prefix or None, offset=last or None, chunk_size=1000))
+                return next(pages, None)
+            except BaseException:
+                pages = None
+                raise
+
+        while (page := self._call(prefix, next_page)) is not None:
+            for each in [each for each in page if each["path"] > last]:  # not every store knows where to go on
+                last = each["path"]
+                yield _entry(last, each)
 
     def _head(self, key: str) -> Entry:
         found = None
@@ -226,13 +237,7 @@ class ObjectStore:
         # The answer to HEAD has no body, and so no reason; without an ETag it may be that of a page. GET tells more.
         if found is None or (found["size"] and not found["e_tag"]):
             found = self._open(key, 0, 1, None, None).meta
-        return Entry(
-            key,
-            found["size"],
-            quoted_etag(found["e_tag"]),
-            found["version"],
-            int(found["last_modified"].timestamp() * 1e9),
-        )
+        return _entry(key, found)
 
     def _range(
         self,
@@ -243,9 +248,6 @@ class ObjectStore:
         size_bytes: int | None,
         is_wanted: Callable[[], bool],
     ) -> Bytes:
-        if start == end:
-            return b""
-
         def request() -> Bytes:
             data = memoryview(self._open(key, start, end, etag, size_bytes).bytes())
             if len(data) != end - start:
@@ -411,6 +413,12 @@ class _PageError(OSError):
     """A page came in place of what was asked for."""
 
 
+def _entry(key: str, found: Any) -> Entry:
+    """Returns the entry of an object by what obstore has of it."""
+    modified_ns = int(found["last_modified"].timestamp() * 1e9)
+    return Entry(key, found["size"], quoted_etag(found["e_tag"]), found["version"], modified_ns)
+
+
 def _is_html(result: obstore.GetResult) -> bool:
     return str(result.attributes.get("Content-Type", "")).startswith("text/html")
 
@@ -422,28 +430,3 @@ def _page(result: obstore.GetResult | None) -> _PageError:
         start = bytes(next(iter(result.stream(1)), b""))[:_START_BYTES]
         shown = f" ({result.attributes.get('Content-Type', 'of no type')}), which starts with {start!r},"
     return _PageError(f"a whole page came{shown} in place of what was asked for")
-
-
-class _Listing:
-    """A listing that goes on after a fault where it was."""
-
-    def __init__(self, prefix: str | None) -> None:
-        self._prefix = prefix
-        self._last = ""
-        self._pages: Iterator[Sequence[Any]] | None = None
-
-    def page(self, client: Client) -> Sequence[Any] | None:
-        """Returns the next objects; None at the end."""
-        try:
-            if self._pages is None:
-                self._pages = iter(obstore.list(client, self._prefix, offset=self._last or None, chunk_size=1000))
-            page = next(self._pages, None)
-        except BaseException:
-            self._pages = None
-            raise
-        if page is None:
-            return None
-        # Not every store knows where to go on.
-        page = [each for each in page if each["path"] > self._last]
-        self._last = page[-1]["path"] if page else self._last
-        return page

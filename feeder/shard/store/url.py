@@ -172,11 +172,11 @@ class Url:
         """
         check_key(key, str(self))
         prefix = f"{self.prefix}/{key}" if self.prefix else key
-        return Url(self.scheme, self.place, prefix.strip("/"), self.region, self.endpoint)
+        return replace(self, prefix=prefix.strip("/"))
 
     def parent(self) -> Url:
         """Returns the URL of the folder that this lies in."""
-        return Url(self.scheme, self.place, self.prefix.rpartition("/")[0], self.region, self.endpoint)
+        return replace(self, prefix=self.prefix.rpartition("/")[0])
 
 
 def _may_be_userinfo(place: str, path: str) -> bool:

@@ -150,7 +150,7 @@ def _index_hub(tars: Url, image_field: str | None, columns: ManifestColumns | No
         fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.exists(path) and image_field is None and columns in (None, ManifestColumns()):
             index = open_index(path)
-            return IndexSummary(str(place.joined(name)), index.shard_count, len(index), [])
+            return IndexSummary(str(place.joined(name)), index.header.shards, len(index), [])
         stored = _stored_tars(str(tars), image_field, columns, copies)
         names = [f"{_below(stored.store.url, place)}{entry.key}" for entry in stored.objects()]
         found = _index(stored, names, path, SetCopy(folder, str(place)), progress)
@@ -230,7 +230,7 @@ def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress:
 def _shard_names(path: str) -> list[str]:
     """Names of the tars that an index is for."""
     index = open_index(path)
-    return [index.shard_name(number) for number in range(index.shard_count)]
+    return [index.header.shard_name(number) for number in range(index.header.shards)]
 
 
 def _add(source: Source, i: int, tar: str, builder: IndexBuilder, encoder: Encoder) -> str | None:

@@ -120,7 +120,7 @@ class OutputFolder(SetCopy):
         indexes: dict[str, int] = {}
         if os.path.isfile(self.file(INDEX_NAME)):
             index = open_index(self.file(INDEX_NAME))
-            shards = range(index.shard_count)
+            shards = range(index.header.shards)
             indexes = {index.header.index_name(n): index.header.shard(n).index_bytes for n in shards}
         for name, expected in {INDEX_NAME: manifest.index.get("size_bytes"), **files, **indexes}.items():
             path = self.file(name)

@@ -109,7 +109,7 @@ def _append(
             "would be in the set twice; if its images are others, or that is meant, rename one of its files"
         )
 
-    is_resumed = folder.begin(options.settings(), source, version=index.version, shards=shards)
+    is_resumed = folder.begin(options.settings(), source, version=index.header.info.version, shards=shards)
     try:
         written, new = run.write(is_resumed=is_resumed)
     except (FormatError, SourceError):  # it would fail again
@@ -118,7 +118,7 @@ def _append(
 
     records = [each.record for each in written]
     header = folder.file(INDEX_NAME)
-    earlier = version_path(header, index.version)
+    earlier = version_path(header, index.header.info.version)
     with open(header, "rb", opener=open_regular) as old, atomic_file(earlier) as file:
         shutil.copyfileobj(old, file)
     folder.publish(earlier)
@@ -147,7 +147,7 @@ def _join_classes(source: Source, index: SetIndex) -> list[str] | None:
             f"{source.root}: its targets are {_listed(source.table.targets)}, those of the set "
             f"{_listed(index.targets)}; name the same columns"
         )
-    if source.table.is_numbered != index.has_source_rows:
+    if source.table.is_numbered != index.header.info.is_numbered:
         raise SourceError(
             f"{source.root}: samples of a manifest and others do not go into one set, as only those have rows"
         )
@@ -158,7 +158,7 @@ def _join_classes(source: Source, index: SetIndex) -> list[str] | None:
             raise SourceError(f"{source.root}: has a label {largest}, the set names of {len(known)} classes only")
         return known
     if known is None:
-        if index.max_label >= 0:
+        if index.header.info.max_label >= 0:
             raise SourceError(f"{source.root}: its labels are class names, those of the set numbers without names")
         return found
     names = [*known, *(name for name in found if name not in set(known))]

@@ -188,7 +188,7 @@ class _Takedown:
             likely = np.flatnonzero(np.isin(records["crc32"], [crc for crc, _ in sums])).tolist()
             for row in likely:
                 if row not in out and (int(records["crc32"][row]), int(records["length"][row])) in sums:
-                    duplicates.append(own.key(row).decode("utf-8", "surrogateescape"))
+                    duplicates.append(own.details(row).key.decode("utf-8", "surrogateescape"))
         return duplicates
 
     def _each(self) -> Any:
@@ -265,7 +265,7 @@ class _Takedown:
         self, path: str, indexes: dict[int, ShardIndex], erased: dict[int, ErasedShard], gone: Sequence[int]
     ) -> None:
         header = SetHeader(path)
-        rows = header.rows().copy()
+        rows = header.rows.copy()
         for number, own in indexes.items():
             if number < header.shards:
                 rows[number] = header_row(own, header.shard(number).size_bytes, erased[number].sha256)[0]

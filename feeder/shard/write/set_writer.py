@@ -67,7 +67,7 @@ def write_set(
         ShardError: if an index is too large.
     """
     info = SetInfo((), None, (), -1, True, "", index_suffix=suffix, version=0) if before is None else before.info
-    rows = [np.zeros(0, ROW) if before is None else before.rows()]
+    rows = [np.zeros(0, ROW) if before is None else before.rows]
     names = [] if before is None else [before.shard_name(number) for number in range(before.shards)]
     info = _with_shards(info, shards, os.path.dirname(path) if folder is None else folder, rows, names)
     info = dataclasses.replace(
@@ -102,7 +102,7 @@ def _with_shards(
         targets = index.targets
         fields |= dict.fromkeys(index.fields)
         codebooks |= dict.fromkeys(index.codebooks())
-        groups = index.groups()
+        groups = index.groups
         is_numbered = is_numbered and index.is_numbered
         digest.update(rows[-1]["shard_hash"].tobytes())
         for name in ("records", "target"):

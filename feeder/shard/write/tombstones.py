@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -68,7 +68,7 @@ def erase(path: str, index: ShardIndex, rows: Collection[int], *, is_resumed: bo
         ShardError: if the shard is damaged.
         OSError: if it can't be read or written.
     """
-    places = sorted({place for row in rows for place in _places(index, row)})
+    places = sorted({(offset, length) for row in rows for _, offset, length in index.parts(row)})
     found, expected = file_sums(path)[1], index.blocks()
     with open(path, "rb", opener=open_regular) as file, atomic_file(path) as out:
         patches = _patches(file, os.fstat(file.fileno()).st_size, places, path)
@@ -87,14 +87,6 @@ def erase(path: str, index: ShardIndex, rows: Collection[int], *, is_resumed: bo
             out.seek(begin)
             out.write(head.ljust(end - begin, b"\0"))
     return ErasedShard(*file_sums(path))
-
-
-def _places(index: ShardIndex, row: int) -> Iterator[tuple[int, int]]:
-    """Yields offset and length of the fields of a sample in its shard."""
-    record = index.rows()[row]
-    yield int(record["offset"]), int(record["length"])
-    for _, offset, length in index.members(row):
-        yield offset, length
 
 
 def _patches(file: BinaryIO, size: int, places: list[tuple[int, int]], path: str) -> list[tuple[int, int, bytes]]:

@@ -38,7 +38,7 @@ def files_of(path: str, folder: str) -> list[tuple[str, int]]:
 def tars(path: str) -> list[str]:
     """Returns the shards of a set."""
     index = open_set(path)
-    return [index.shard_path(i) for i in range(index.shard_count)]
+    return [index.shard_path(i) for i in range(index.header.shards)]
 
 
 def image_fields(path: str) -> list[str]:

@@ -166,8 +166,8 @@ class SetView:
         found = {"samples": f"{len(self):,}"}
         if isinstance(self.reader, ShardReader):
             index = self.reader.index
-            found["shards"] = f"{index.shard_count:,}, {index.size_bytes / 1e6:,.1f} MB"
-            found["version"] = str(index.version)
+            found["shards"] = f"{index.header.shards:,}, {index.header.size_bytes / 1e6:,.1f} MB"
+            found["version"] = str(index.header.info.version)
         if self.classes:
             found["classes"] = f"{len(self.classes):,}"
         heights, widths = self._stored[1].T
@@ -364,7 +364,7 @@ def _names_of(reader: Any, first: int, end: int, lock: AbstractContextManager[An
             yield i, key, path
         return
     while first < end:
-        shard = int(index.shards_of(np.array([first]))[0])
+        shard = int(index.header.locate(np.array([first]))[0][0])
         start, stop = index.header.sample_range(shard)
         here = range(first, min(first + _NAMES_AT_ONCE, stop, end))
         rows = range(here.start - start, here.stop - start)

@@ -609,7 +609,7 @@ class Clients:
         return client
 
     def close(self) -> None:
-        with self._sending({"leave": True}) as last:
+        with self._sending({"hello": {"cache_bytes": None, "timeout_s": 9.0, "identity": "another"}}) as last:
             assert json.loads(last.recv(1 << 17)) == {"ended": True}
         self._serving.join(10)
         self._listener.close()

@@ -351,7 +351,7 @@ def ended_if_idle(cache: Path) -> bool:
     """True if the fetcher of a cache has ended, as it had no client."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel, contextlib.suppress(OSError):
         channel.connect(str(cache / "fetcher.socket"))
-        channel.send(json.dumps({"leave": True}).encode())
+        channel.send(json.dumps({"hello": {"cache_bytes": None, "timeout_s": 9.0, "identity": "another"}}).encode())
         channel.recv(1 << 17)
     lock = lock_mirror(str(cache))
     if lock is not None:

@@ -168,7 +168,7 @@ def test_an_index_that_the_disk_damages_while_a_job_runs_is_fetched_again(
         fetcher.need([("shard-000001.tar", 0, 1)])
     else:
         reader = ShardReader(os.path.join(fetcher.folder, "index.bin"), mirror=Direct(fetcher))
-        assert reader.index.shards_of(np.arange(8)).tolist() == [0] * 4 + [1] * 4
+        assert reader.index.header.locate(np.arange(8))[0].tolist() == [0] * 4 + [1] * 4
         reader.index.rows(np.arange(8))
     assert path.read_bytes() == data
     assert f"{path}: this cached file was damaged" in "".join(fetcher.files.notes)
@@ -230,7 +230,7 @@ def test_what_a_dead_client_needs_of_the_index_is_given_up(fetcher: Fetcher, fol
             later.connect(listener.getsockname())
             later.send(json.dumps({"need": [["shard-000001.tar", 0, 1]], "again": False}).encode())
             assert json.loads(later.recv(1 << 17)) == {}
-            later.send(json.dumps({"leave": True}).encode())
+            later.send(json.dumps({"hello": {"cache_bytes": None, "timeout_s": 9.0, "identity": "another"}}).encode())
             assert json.loads(later.recv(1 << 17)) == {"ended": True}
         serving.join(10)
 
@@ -255,7 +255,7 @@ def name_shards(folder: Path, names: list[str]) -> None:
     for number, name in enumerate(names):
         for old in (header.shard_name(number), header.index_name(number)):
             (folder / old).rename(folder / (os.path.splitext(name)[0] + os.path.splitext(old)[1]))
-    write_header(str(folder / "index.bin"), header.info, header.rows(), names)
+    write_header(str(folder / "index.bin"), header.info, header.rows, names)
 
 
 @pytest.mark.parametrize("names", [["cat-9.tar", "cat.tar"], ["a/x-77.tar", "b/x-3.tar"], ["one.tar", "two.tar"]])
@@ -291,7 +291,7 @@ def test_an_index_that_is_larger_than_the_cache_is_not_asked_for(fetcher: Fetche
 
 def test_a_header_that_names_a_shard_of_more_bytes_than_any_has_takes_no_room(fetcher: Fetcher, folder: Path) -> None:
     header = SetHeader(str(folder / "index.bin"))
-    rows = header.rows().copy()
+    rows = header.rows.copy()
     rows["size_bytes"][1] = 1 << 60
     write_header(str(folder / "index.bin"), header.info, rows, [header.shard_name(number) for number in range(2)])
     with pytest.raises(FormatError, match=r"shard-000001\.tar.*: has 1,152,921,504,606,846,976 bytes: too many"):

@@ -38,9 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_samples_are_those_of_the_shards(folder: Path) -> None:
     index = open_index(folder / "index.bin")
     assert len(index) == COUNT
-    assert np.asarray(index.shard_counts()).tolist() == [5, 5, 5, 2]
+    assert np.asarray(index.header.shard_sizes).tolist() == [5, 5, 5, 2]
     found: dict[str, dict[str, tuple[int, int, int]]] = {}
-    for number in range(index.shard_count):
+    for number in range(index.header.shards):
         with tarfile.open(index.shard_path(number)) as tar:
             for member in tar:
                 key, _, field = member.name.partition(".")
@@ -51,9 +51,8 @@ def test_samples_are_those_of_the_shards(folder: Path) -> None:
         image = index.image_field(i)
         assert index.place(i) == index.member_place(i, image) == own[image]
         assert {(field, offset, length) for field, (_, offset, length) in own.items()} == set(index.parts(i))
-    places = index.field_places("cls")
-    columns = (places.shards.tolist(), places.offsets.tolist(), places.lengths.tolist())
-    assert [*zip(*columns, strict=True)] == [found[index.key(i)]["cls"] for i in places.ids.tolist()]
+    places = {i: tuple(place) for i, *place in index.field_places("cls")}
+    assert places == {i: found[index.key(i)]["cls"] for i in range(COUNT)}
 
 
 def test_rows_are_those_of_the_columns(folder: Path) -> None:
@@ -77,7 +76,7 @@ def test_columns_of_all_samples_of_a_set_in_a_store_ask_for_the_index_of_each_sh
     for name in ("label", "width", "source_bytes"):
         np.testing.assert_array_equal(index.column(name), local.column(name))
     asked = [{name for name, _, _ in call if name.endswith(".fidx")} for call in mirror.calls]
-    assert {local.header.index_name(n) for n in range(local.shard_count)} in asked  # many at once
+    assert {local.header.index_name(n) for n in range(local.header.shards)} in asked  # many at once
 
 
 def test_the_mirror_is_asked_for_what_is_read_and_in_one_go(folder: Path, tmp_path: Path) -> None:
@@ -103,7 +102,7 @@ def test_indexes_from_a_store_stay_open_within_a_hundredth_of_its_cache(
 ) -> None:
     monkeypatch.setattr("feeder.shard.format.set_index.MIRRORED_BYTES", 1)
     local = open_index(str(folder / "index.bin"))
-    firsts = [local.header.sample_range(shard)[0] for shard in range(local.shard_count)]
+    firsts = [local.header.sample_range(shard)[0] for shard in range(local.header.shards)]
     for budget_bytes, times in ((1 << 40, 1), (100, 3)):
         mirror = StrictMirror(folder, tmp_path / str(times))
         mirror.budget_bytes = budget_bytes
@@ -122,7 +121,7 @@ def opened_shards(mirror: StrictMirror) -> list[str]:
 
 def test_a_copy_of_a_reader_opens_the_same_version(folder: Path) -> None:
     reader = ShardReader(str(folder / "index.bin"))
-    assert pickle.loads(pickle.dumps(reader)).index.identity == reader.index.identity
+    assert pickle.loads(pickle.dumps(reader)).index.header.hash == reader.index.header.hash
     assert len(ShardReader(str(folder / "index.bin"), version=1)) == COUNT
     with pytest.raises(ArgumentError, match="asked for version 2"):
         ShardReader(str(folder / "index.bin"), version=2)
