@@ -497,7 +497,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super().__len__()
         if not self._fast.own_order:
             return len(self.batch_sampler)  # type: ignore[arg-type]
-        return len(self._fast.split(self._options(), Place(self._fast.epoch)))
+        return len(self._fast.split(self._options(), Place(self._fast.place().epoch)))
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; those after it go on from there.

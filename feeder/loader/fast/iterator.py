@@ -160,7 +160,6 @@ class Epoch:
     """An epoch, or the rest of one, to iterate over.
 
     Attributes:
-        dataset: The user's dataset.
         progress: Progress through the epoch.
         requests: The batches to make.
         options: The loader's options for this epoch.
@@ -172,7 +171,6 @@ class Epoch:
         agree: Compares the epoch with those of other ranks before a batch is handed out; None: nothing to compare.
     """
 
-    dataset: Any
     progress: EpochProgress
     requests: Iterator[BatchRecord]
     options: LoaderOptions

@@ -109,7 +109,8 @@ def test_a_process_killed_while_it_holds_the_lock_leaves_it_free() -> None:
     board.publish(_parts(0, 1))
     child = os.fork()
     if child == 0:
-        board._locked().__enter__()
+        lock = board._locked()
+        lock.__enter__()
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     assert board.claim(1) == _parts(0)[0]
