@@ -31,7 +31,6 @@ from feeder.loader.observe.remote_counts import remote_counts
 from feeder.loader.options import (
     DEFAULT_COLLATES,
     DEFAULT_PREFETCH,
-    CopyStream,
     DeviceOptions,
     Fixed,
     ImageOptions,
@@ -40,6 +39,7 @@ from feeder.loader.options import (
     ToDevice,
     WorkerOptions,
     change_refusal,
+    copy_stream,
 )
 from feeder.loader.path_choice import choose_path, tell_of_conversion
 from feeder.loader.run_seed import RunSeed, checked_seed
@@ -442,9 +442,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return DrawnSampler(sampler, self._draws) if self._path_choice.takes_encoded else sampler
 
     @functools.cached_property
-    def _stream(self) -> CopyStream:
+    def _stream(self) -> Callable[[], Any]:
         """The stream of the copies; the same for all iterators."""
-        return CopyStream(self._target_device)
+        return copy_stream(self._target_device)
 
     @functools.cached_property
     def _static(self) -> StaticBuffers | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,7 +26,6 @@ __all__ = [
     "DEFAULT_COLLATES",
     "DEFAULT_PREFETCH",
     "SAMPLER_OF_A_FRAMEWORK",
-    "CopyStream",
     "DeviceOptions",
     "Fixed",
     "ImageOptions",
@@ -34,6 +34,7 @@ __all__ = [
     "ToDevice",
     "WorkerOptions",
     "change_refusal",
+    "copy_stream",
 ]
 
 DEFAULT_PREFETCH = 2  # torch's
@@ -302,7 +303,7 @@ class DeviceOptions:
     Attributes:
         target: The device that batches go to; None: they stay where they are made.
         ahead: Batches that are copied before the caller asks for them, 0 or more.
-        stream: The stream of the copies.
+        stream: Returns the stream of the copies; None: there is none, as without a GPU.
         put: Copies a batch on the device to addresses that never change, and returns it there; None: each batch has
             memory of its own.
         pin_memory: Whether batches on the host are page-locked.
@@ -310,7 +311,7 @@ class DeviceOptions:
 
     target: torch.device | None = None
     ahead: int = 2
-    stream: CopyStream | None = None
+    stream: Callable[[], Any] = lambda: None
     put: Callable[[Any], Any] | None = None
     pin_memory: bool = False
 
@@ -340,19 +341,8 @@ def change_refusal(name: str) -> ArgumentError:
     return ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
 
 
-class CopyStream:
-    """A CUDA stream that is made when it is first used: that takes hundreds of MiB of the GPU.
-
-    Args:
-        device: The GPU; any other device has no streams.
-    """
-
-    def __init__(self, device: torch.device | None) -> None:
-        self._device = device
-        self._stream: Any = None
-
-    def get(self) -> Any:
-        """Returns the stream, the same one each time; None without a GPU."""
-        if self._stream is None and self._device is not None and self._device.type == "cuda":
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return self._stream
+def copy_stream(device: torch.device | None) -> Callable[[], Any]:
+    """Returns a function that returns a CUDA stream, the same one each time; None for any device but a GPU. The first
+    call makes it: that takes hundreds of MiB of the GPU."""
+    is_gpu = device is not None and device.type == "cuda"
+    return functools.cache(lambda: torch.cuda.Stream(device) if is_gpu else None)  # type: ignore[no-untyped-call]

@@ -60,7 +60,7 @@ class DeviceFeed(Generic[_T]):
         self._complete = complete
         self._device = options.target
         self._ahead = options.ahead
-        self._stream = None if options.stream is None else options.stream.get()
+        self._stream = options.stream()
         self._put = options.put
         self._ready: collections.deque[tuple[_T, Any, Any]] = collections.deque()
         # Sources of copies that may not be done: their slots must stay.

@@ -210,7 +210,6 @@ class HostBatches:
                 self.close()
                 raise
         if epoch.decoder is not None:
-            stream = epoch.options.device.stream
             source = self._decoding = DecodeFeed(
                 source,
                 epoch.work,
@@ -218,7 +217,7 @@ class HostBatches:
                 self._queue.ready if self._queue is not None else lambda: False,
                 mixing=epoch.finishing.mixing,
                 channels_last=epoch.options.channels_last,
-                stream=stream.get() if stream is not None else None,
+                stream=epoch.options.device.stream(),
                 meter=epoch.ledger.meter,
             )
         self._source = source
