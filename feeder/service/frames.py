@@ -255,7 +255,7 @@ class Receiver:
         return count
 
     def _parse(self) -> Iterator[Frame | None]:
-        """Yields None whenever bytes are to be received, and goes on once they were; yields each frame that is whole."""
+        """Yields None whenever bytes are to be received, which it goes on with, and each frame that is whole."""
         while True:
             head = self._awaited(HEAD.size)
             yield None

@@ -130,7 +130,7 @@ def make_here(work: Work, requests: Iterator[BatchRecord]) -> Iterator[BatchReco
         except Exception as error:
             yield error
             continue
-        batch.report.count(work.meter, time.perf_counter_ns() - started)
+        work.meter.add_part(time.perf_counter_ns() - started)
         yield batch
 
 

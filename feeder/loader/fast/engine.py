@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from feeder.loader.fast.part_sizes import (
     sent_ahead,
     sent_part_rows,
 )
-from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
+from feeder.loader.fast.pool import Pool, PoolOptions
 from feeder.loader.observe.meter import METER_WORDS, part_sums
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout, Ring, plan_slots
 from feeder.loader.workers.supervisor import check_owner
@@ -82,7 +82,7 @@ class Engine:
         self._sizes = PartSizes(max(1, options.pool.workers))
         self._pool: Pool | None = None
         self._stages = np.zeros((options.pool.processes, METER_WORDS), np.int64)  # of the pools that have ended
-        self.replacements: list[Replacement] = []
+        self.replacements: list[dict[str, Any]] = []
 
     @property
     def is_ours(self) -> bool:

@@ -435,7 +435,7 @@ class FastPath:
         return state | {"batches": place.start, "sampler": replay.state()}
 
     def place(self) -> Place:
-        """Returns the place after the batches that were handed out; without an iterator in its epoch that of the next."""
+        """Returns the place after the batches that were handed out; where no iterator goes on, the next one's."""
         progress = self._progress
         goes_on = progress is not None and (progress.is_midway if self._latest is None else not progress.exhausted)
         return progress.now() if progress is not None and goes_on else self._next

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feeder.errors import FeederError, WorkerError
-from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.slots.image_slots import Layout, SlotView
@@ -179,17 +178,13 @@ def make_part(
         heartbeat: The worker's sign of life; None: its row's.
     """
     started = time.perf_counter_ns()
-    report = PartReport()
-    message: Any = None
-
+    message: Any
     try:
         report = work.run(part.epoch, view, heartbeat or (lambda: board.heartbeat(number)))
-        if report.has_news:  # else a message would cost the trainer time
-            message = report
+        message = report if report.has_news else None  # which would cost the trainer time
     except Exception as error:
         message = _portable(error)
-
-    report.count(work.meter, time.perf_counter_ns() - started)
+    work.meter.add_part(time.perf_counter_ns() - started)
     finish_part(channel, board, number, part, message)
 
 

@@ -97,7 +97,8 @@ class FastIterator:
             progress.moved.set()
             self.end()
             if progress.exhausted:
-                epoch.ledger.warn_at_epoch_end(progress)
+                epoch.ledger.warn_of_clipped()
+                progress.warn_of_skipped()
             raise
         except BaseException:
             with contextlib.suppress(Exception):  # it is no news beside what is under way

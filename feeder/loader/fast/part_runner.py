@@ -187,10 +187,10 @@ class PartRunner:
         finish, out = self._finish, view.images[0]
         assert finish is not None  # or this were for plans
         samples = view.samples if rows is None else view.samples.part(rows)
-        drawn, program = self._draw(epoch, samples, report, meter) if self._ops else ([], None)
+        drawn, program = self._draw(epoch, samples, meter) if self._ops else ([], None)
         made = self._memory(len(out)) if finish.is_apart else out
         before = meter.runs("transform") if finish.is_needed else None
-        found = self._call(self._native.run, made, epoch, view, samples, report, meter, heartbeat, rows, program, rows)
+        found = self._call(self._native.run, made, epoch, view, samples, meter, heartbeat, rows, program, rows)
         if found is None:
             return None
         left = set(found[0])
@@ -198,9 +198,7 @@ class PartRunner:
             done = set(range(len(samples.ids))).difference(left)
             started = time.perf_counter_ns()
             left.update(finish.run(drawn, done, made, out, rows))
-            spent_ns = time.perf_counter_ns() - started
-            report.decode_ns += spent_ns
-            meter.lengthen("transform", before, spent_ns)
+            meter.lengthen("transform", before, time.perf_counter_ns() - started)
         report.slow += found[1]
         return sorted(left) if rows is None else rows[sorted(left)].tolist()
 
@@ -215,15 +213,14 @@ class PartRunner:
         self,
         epoch: int,
         view: SlotView,
-        report: PartReport,
         meter: Meter,
         heartbeat: Callable[[], None],
         sink: StagedSink,
     ) -> list[int] | None:
-        """Plans the samples of a part, and counts them.
+        """Plans the samples of a part, and counts the stages.
 
         Args:
-            epoch, view, report, meter, heartbeat: See :meth:`run`; the view's images are left alone.
+            epoch, view, meter, heartbeat: See :meth:`run`; the view's images are left alone.
             sink: Gets the plans.
 
         Returns:
@@ -233,25 +230,21 @@ class PartRunner:
             self._pause -= 1
             return None
 
-        found = self._call(self._native.plan, self._size, epoch, view, view.samples, report, meter, heartbeat)
+        found = self._call(self._native.plan, self._size, epoch, view, view.samples, meter, heartbeat)
         if found is None:
             return None
         left, plan_ns, plans, places = found
         sink.put_plans(plans, places, self._size, plan_ns)
         return list(left)
 
-    def _draw(
-        self, epoch: int, samples: Samples, report: PartReport, meter: Meter
-    ) -> tuple[list[Params], Programs | None]:
+    def _draw(self, epoch: int, samples: Samples, meter: Meter) -> tuple[list[Params], Programs | None]:
         """Draws for the ops behind the base path, and makes the programs of those that the kernels run."""
         started, recipe = time.perf_counter_ns(), self._recipe
         rest = recipe.draw_rest(self._seed, epoch, samples.ids + samples.repeats * self._samples)
         drawn = [rest[number - recipe.base_length] for number in self._behind]
         end = 0 if self._finish is None else self._finish.end
         made = programs(self._ops[:end], drawn[:end], self._size)
-        spent_ns = time.perf_counter_ns() - started
-        report.decode_ns += spent_ns
-        meter.add("draw", spent_ns)
+        meter.add("draw", time.perf_counter_ns() - started)
         return drawn, made
 
     def _call(
@@ -261,7 +254,6 @@ class PartRunner:
         epoch: int,
         view: SlotView,
         samples: Samples,
-        report: PartReport,
         meter: Meter,
         heartbeat: Callable[[], None],
         rows: Int64s | None = None,
@@ -291,13 +283,9 @@ class PartRunner:
         if not isinstance(found, tuple):
             return None
 
-        left, read_ns, decode_ns, read_bytes, *rest = found
+        left, read_ns, _, read_bytes, *rest = found
         if reader.given_labels is not None:
             view.labels[slice(None) if rows is None else rows] = reader.given_labels[ids]
-        report.read_ns += read_ns
-        report.decode_ns += decode_ns
-        report.encoded_bytes += read_bytes
-
         if not left:  # whose bytes the time would be for, too
             reader.note_read(read_bytes, read_ns - brought_ns)
         if 2 * len(left) > len(ids):

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from feeder.errors import WorkerError
 from feeder.loader.fast.fast_worker import FAILED_START, Declined, work_loop
@@ -34,7 +34,7 @@ from feeder.system.text import count
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
-__all__ = ["Pool", "PoolOptions", "Replacement"]
+__all__ = ["Pool", "PoolOptions"]
 
 _log = logging.getLogger("feeder")
 
@@ -73,23 +73,6 @@ class PoolOptions:
         return self.workers + (self.service is not None)
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """A worker that was replaced.
-
-    Attributes:
-        worker: Its number in the pool.
-        pid: Its process id, if known.
-        cause: Cause of its end.
-        keys: Keys of the samples that it was making; empty if there were none.
-    """
-
-    worker: int
-    pid: int | None
-    cause: str
-    keys: tuple[str, ...]
-
-
 @dataclass(eq=False)
 class _Worker(Worker):
     is_dismissed: bool = False  # killed as its part is not wanted any more
@@ -107,7 +90,8 @@ class Pool(Supervisor[_Worker]):
         parts: Largest number of parts on the board.
         options: How to run the workers.
         stages: int64 [processes, METER_WORDS], which the meters begin with.
-        replacements: Workers that are replaced are added to it.
+        replacements: Workers that are replaced are added to it: ``worker``, its number; ``pid``, if known; the
+            ``cause`` of its end; ``keys`` of the samples that it was making.
 
     Attributes:
         board: The task board.
@@ -120,7 +104,7 @@ class Pool(Supervisor[_Worker]):
         parts: int,
         options: PoolOptions,
         stages: Int64s,
-        replacements: list[Replacement],
+        replacements: list[dict[str, Any]],
     ) -> None:
         super().__init__(_Worker, options.hang_timeout_s)
         self.options = options
@@ -374,13 +358,13 @@ class Pool(Supervisor[_Worker]):
             raise WorkerError(f"worker {number} could not start: {cause}; {advice}")
 
         keys = tuple(key for part in parts for key in self._keys(part))
-        event = Replacement(number, worker.process.pid(), cause, keys)
-        self._replacements.append(event)
+        pid = worker.process.pid()
+        self._replacements.append({"worker": number, "pid": pid, "cause": cause, "keys": keys})
 
         _log.warning(
             "worker %d (pid %s) ended: %s; replaced, %s",
             number,
-            event.pid,
+            pid,
             cause,
             f"{count(len(keys), 'sample is', 'samples are')} done again" if keys else "it was making no samples",
         )

@@ -28,7 +28,6 @@ from typing import Any
 from feeder.errors import ServiceError
 from feeder.loader.fast.fast_worker import Declined, finish_part, make_part, send
 from feeder.loader.fast.part_answer import error_from_json
-from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.received_part import Arrays, PartReceiver
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
@@ -344,19 +343,19 @@ class _Relay:
                 return
             link.taken(number)
         self._leave(asked)
-        self._finish(asked, report, report if report.has_news else None)
+        self._finish(asked, report if report.has_news else None)
 
     def _take_failure(self, link: ServerLink, asked: _Asked, answer: Frame) -> None:
         error = error_from_json(answer.message)
         asked.failures += 1
         if error is not None:
             self._leave(asked)
-            self._finish(asked, PartReport(), error)
+            self._finish(asked, error)
         elif not self._options.only:
             self._hand_back(asked)
         elif not asked.requests and asked.failures > _MOST_FAILURES:
             reason = str(answer.message.get("error"))[-500:]
-            self._finish(asked, PartReport(), ServiceError(f"server {link.address[0]} can't make a part: {reason}"))
+            self._finish(asked, ServiceError(f"server {link.address[0]} can't make a part: {reason}"))
 
     def _drop_lost(self) -> bool:
         """Has the parts of servers that are gone made otherwise; returns True if there are such servers."""
@@ -428,10 +427,11 @@ class _Relay:
             f"no server of the service {self._options.name!r} was there for {self._options.timeout_s:g} s: "
             f"{self._servers.problems()}. Start one with `feeder serve`, raise timeout=, or leave only=True out"
         )
-        self._finish(asked, PartReport(), error)
+        self._finish(asked, error)
 
-    def _finish(self, asked: _Asked, report: PartReport, message: Any) -> None:
+    def _finish(self, asked: _Asked, message: Any) -> None:
         self._asked.pop(asked.part.number, None)
-        report.count(self._work.meter, report.read_ns + report.decode_ns)
+        if isinstance(message, Exception):  # else the part was counted where it was made
+            self._work.meter.add_part(0)
         finish_part(self._channel, self._board, asked.row, asked.part, message)
         self._idle_rows.append(asked.row)

@@ -245,16 +245,15 @@ class Work:
         samples = view.samples
         recipes = self.recipes_at(view.image_size, epoch)
         runner, left = self._runner(recipes), None
-        how = (epoch, view, report, self.meter, heartbeat)
         if self.stager is None and runner is not None:
-            left = runner.run(*how, rows)
+            left = runner.run(epoch, view, report, self.meter, heartbeat, rows)
             if left is not None and not left and not self.extras:
                 return
 
         sinks = self._sinks(recipes, view.images)
         if self.stager is not None and runner is not None:
             assert isinstance(sinks[0], StagedSink)
-            left = runner.plan(*how, sinks[0])
+            left = runner.plan(epoch, view, self.meter, heartbeat, sinks[0])
 
         part = _Part(epoch, recipes, view, sinks, report, heartbeat)
         wanted = np.arange(len(samples.ids)) if rows is None else rows
@@ -388,12 +387,12 @@ class Work:
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; returns an error or None for each."""
         sink, report, heartbeat, ids = part.sinks[0], part.report, part.heartbeat, samples.ids
-        started, already_ns = time.perf_counter_ns(), report.read_ns
+        started = time.perf_counter_ns()
 
         # Before the images, which are valid until the reader's next call.
         extras = read_extras(self.extras, self.reader, ids)
         drawing = _Drawing(self, part, self.keys(samples), extras)
-        encoded = self._read(ids, report, drawing if sink.takes_rows else None, started)
+        encoded = self._read(ids, started, drawing if sink.takes_rows else None)
         part.view.labels[rows] = encoded.labels
         heartbeat()
 
@@ -406,7 +405,7 @@ class Work:
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
             if again:
                 heartbeat()
-                encoded = self._read(ids[again], report)
+                encoded = self._read(ids[again], time.perf_counter_ns())
                 found = _add(report, sink, encoded, rows[again], _take(draws, again))
                 for row, error in zip(again, found, strict=True):
                     if error is None:
@@ -420,7 +419,6 @@ class Work:
             values = [each for extra, each in both if not isinstance(extra, FurtherImage)]
             put_extras(self.values, values, part.view, report, rows, draws, errors)
 
-        report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
     def _add_extras(self, part: _Part, rows: Int64s, errors: list[DecodeError | None]) -> None:
@@ -434,7 +432,7 @@ class Work:
         report, samples = part.report, part.view.samples.part(rows)
         started = time.perf_counter_ns()
         values = read_extras(self.extras, self.reader, samples.ids)
-        read_ns = time.perf_counter_ns() - started
+        self.meter.add("read", time.perf_counter_ns() - started)
         part.heartbeat()
         drawing = _Drawing(self, part, self.keys(samples), values)
         draws: tuple[Draws, ...] = ()
@@ -446,9 +444,6 @@ class Work:
         put_extras(self.values, values, part.view, report, rows, draws, found)
         for row, i, error in zip(rows.tolist(), samples.ids.tolist(), found, strict=True):
             errors[row] = error if error is None else self.reader.at(error, i)
-        self.meter.add("read", read_ns)
-        report.read_ns += read_ns
-        report.decode_ns += time.perf_counter_ns() - started - read_ns
 
     def _add_images(
         self,
@@ -470,21 +465,12 @@ class Work:
             for row, error in enumerate(_add(part.report, sink, encoded, rows, draws)):
                 if error is not None and errors[row] is None:
                     errors[row] = image.named(error) if unread[row] is None else error
-            part.report.encoded_bytes += sum(map(len, encoded.buffers))
+            self.meter.add_each("read", np.zeros(0, np.int64), sum(map(len, encoded.buffers)))  # with the extras
 
-    def _read(
-        self,
-        ids: Int64s,
-        report: PartReport,
-        drawing: _Drawing | None = None,
-        started: int | None = None,
-    ) -> ReadSamples:
-        started = time.perf_counter_ns() if started is None else started
+    def _read(self, ids: Int64s, started: int, drawing: _Drawing | None = None) -> ReadSamples:
         encoded = self.reader.read(ids, drawing.rows if drawing is not None and drawing.crops_first else None)
         size_bytes = sum(map(len, encoded.buffers))
         spent_ns = time.perf_counter_ns() - started - (0 if drawing is None else drawing.spent_ns)
-        report.encoded_bytes += size_bytes
-        report.read_ns += spent_ns
         self.meter.add("read", spent_ns, size_bytes)
         return encoded
 

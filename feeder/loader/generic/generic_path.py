@@ -170,7 +170,7 @@ class _OnDevice:
         self.state: dict[str, Any] | None = iterator.state_dict()
         self._iterator = iterator
         self._meters = meters
-        self._feed: DeviceFeed[dict[str, Any]] = DeviceFeed(_WithStates(iterator), options.device, meters.here)
+        self._feed: DeviceFeed[dict[str, Any]] = DeviceFeed(_WithStates(iterator), options.device, meters.meter)
 
     def __iter__(self) -> _OnDevice:
         return self

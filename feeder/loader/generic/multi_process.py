@@ -266,7 +266,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         if isinstance(data, ExceptionWrapper):
             pending.drop_slot()
             data.reraise()  # type: ignore[no-untyped-call]
-        self.meters.decoded(result.counts)
+        self.meters.add_images(result.counts)
         worker = self._batches.workers[pending.worker]
         if result.state is not None:
             worker.state = result.state

@@ -174,7 +174,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
                 raise
             raise stop_in_a_batch(error) from error
         self.meters.made_here(time.perf_counter_ns() - started)
-        self.meters.decoded(counts)
+        self.meters.add_images(counts)
         return batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -77,7 +77,10 @@ def test_the_board_says_who_has_what_in_hand() -> None:
     assert board.claimed(0) is None
     assert board.claimed(1) == 0
     for _ in range(2):
-        PartReport(read_ns=1, decode_ns=2, encoded_bytes=4).count(board.meter(1), 3)
+        meter = board.meter(1)
+        meter.add("read", 1, 4)
+        meter.add("draw", 2)
+        meter.add_part(3)
     assert board.claimed(1) == 0
     board.finish(1)
     assert board.claimed(1) is None
