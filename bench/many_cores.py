@@ -127,7 +127,7 @@ def run_rank(number: int, rank: Rank, options: Any) -> dict[str, float]:
     )
     order = Order(_SAMPLES, 0, True)
     progress = EpochProgress(Place(), Split(_SAMPLES, size, number, options.ranks, True), order=order)
-    engine = make_engine(work, epoch_options, None, decodes_here=False)
+    engine = make_engine(work, epoch_options, None)
     epoch = Epoch(
         progress=progress,
         requests=requests(progress),

@@ -388,7 +388,7 @@ class FastPath:
     def due_epoch(self) -> int:
         """The epoch of the iterator that has given nothing yet, else of the next."""
         iterator = self._latest
-        return self._next.epoch if iterator is None or not iterator.is_untouched else iterator.place().epoch
+        return self._next.epoch if iterator is None or not iterator.is_untouched else iterator.progress.place.epoch
 
     def aim(self, epoch: int) -> None:
         """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
@@ -397,7 +397,7 @@ class FastPath:
         iterator = self._latest
         if iterator is None or not iterator.is_untouched:
             self._set_epoch(epoch)
-        elif iterator.place().epoch != epoch:
+        elif iterator.progress.place.epoch != epoch:
             self._set_epoch(epoch)
             place, self._next = self._next, Place(epoch + 1)
             iterator.end()
@@ -545,8 +545,7 @@ class FastPath:
             self._engine = None
         if self._engine is not None and not self._engine.busy:
             return self._engine
-        decodes_here = self.decoder is not None
-        engine = make_engine(self.work, options, self._worker_init, decodes_here=decodes_here, service=self._service)
+        engine = make_engine(self.work, options, self._worker_init, self._service)
         if self._engine is None:
             self._engine = engine
         return engine

@@ -21,7 +21,7 @@ from feeder.loader.fast.batch_queue import BatchQueue, BatchRecord, make_here
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.ledger import Ledger
-from feeder.loader.fast.position import EpochProgress, Place
+from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.trainer_decode import DecodeFeed
 from feeder.loader.observe.stats import NO_SLOTS
@@ -135,10 +135,6 @@ class FastIterator:
     def slots(self) -> dict[str, int]:
         """Returns the number of slots in all, held by the caller, being filled, and full."""
         return self._host.slots()
-
-    def place(self) -> Place:
-        """Returns the place at which the next iteration goes on after the batches that were handed out."""
-        return self.progress.now()
 
     def close(self) -> bool:
         """Gives up the batches in the making and lets go of the workers, see Note [Closing]; True if that is done."""

@@ -44,10 +44,6 @@ class MixedWork(Work):
         for name, work in zip(self.names, self.works, strict=True):
             work.reseed(source_seed(seed, name))
 
-    @property
-    def parts(self) -> tuple[Work, ...]:
-        return self.works
-
     def run(self, epoch: int, view: SlotView, heartbeat: Callable[[], None] = lambda: None) -> PartReport:
         """See :meth:`Work.run`."""
         samples, report = view.samples, self._new_report(view)

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,15 @@ from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
 from feeder.errors import DecodeError
-from feeder.loader.fast.part_output import PaddedSink, PixelSink, Sink, StagedSink, put_extras, read_extras
+from feeder.loader.fast.part_output import (
+    PaddedSink,
+    PixelSink,
+    SampleSink,
+    Sink,
+    StagedSink,
+    put_extras,
+    read_extras,
+)
 from feeder.loader.fast.part_report import SUBSTITUTES, PartReport, Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Layout, Samples, Sizes, SlotView
@@ -76,7 +84,10 @@ class Work:
         images: The further images among the extras.
         values: The other extras.
         views_of: The views of the sample's image and of each further one, as slices of :attr:`recipes`.
+        makes_batches: True if a part must be a whole batch.
     """
+
+    makes_batches: ClassVar[bool] = False
 
     reader: Reader
     recipe: Recipe | Views
@@ -141,16 +152,6 @@ class Work:
         else:
             self.stager.prepare()
 
-    @property
-    def parts(self) -> tuple[Work, ...]:
-        """The work on each source of a mixture; else this one alone."""
-        return (self,)
-
-    @property
-    def makes_batches(self) -> bool:
-        """True if a part must be a whole batch."""
-        return False
-
     def layout(self, batch_size: int) -> Layout:
         """Returns the layout of slots for batches of that size."""
         return Layout(batch_size, self.image_columns, self.reader.label_dtype, self.further_columns)
@@ -171,13 +172,12 @@ class Work:
     @property
     def recipes(self) -> tuple[Recipe, ...]:
         """The recipe of each image that is made of a sample: of its image or the views, and of further images."""
-        views = self.recipe.views
-        return (*views, *further_recipes(self.images)) if self.images else views
+        return *self.recipe.views, *further_recipes(self.images)
 
     def recipes_at(self, bucket: tuple[int, int] | None, epoch: int) -> tuple[Recipe, ...]:
         """Returns the recipes of one batch, see :meth:`feeder.transforms.Recipe.at`."""
-        views = self.recipe.at(bucket, epoch).views
-        return (*views, *(each.at(bucket, epoch) for each in further_recipes(self.images))) if self.images else views
+        further = (each.at(bucket, epoch) for each in further_recipes(self.images))
+        return *self.recipe.at(bucket, epoch).views, *further
 
     @property
     def image_columns(self) -> tuple[Column, ...]:
@@ -309,17 +309,11 @@ class Work:
         for of in self.views_of:
             if self.pad is not None and not sinks:
                 sinks.append(PaddedSink(self.decoder, recipes[0], images[0], self.pad.value, self.meter))
+            elif recipes[of][0].output_size is None:  # which a collate_fn takes
+                sinks.append(SampleSink(self.decoder, recipes[of][0], images[of][0], self.meter))
             else:
-                sinks.append(self._sink(recipes[of], splits[of], images[of]))
+                sinks.append(PixelSink(self.decoder, recipes[of], splits[of], images[of], self.meter, self._apart))
         return sinks
-
-    def _sink(
-        self,
-        recipes: tuple[Recipe, ...],
-        splits: tuple[DeviceSplit | None, ...],
-        images: tuple[AnyArray, ...],
-    ) -> Sink:
-        return PixelSink(self.decoder, recipes, splits, images, self.meter, self._apart)
 
     def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the samples to try, one after the other, in place of a bad one.

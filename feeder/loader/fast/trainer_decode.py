@@ -65,12 +65,12 @@ class DecodeFeed:
         decoder: TrainerDecoder,
         ready: Callable[[], bool],
         *,
-        mixing: Callable[[BatchRecord, Sequence[tuple[int, int]]], list[Mixing] | None] = lambda finished, sizes: None,
-        channels_last: bool = False,
-        stream: Any = None,
-        meter: Meter | None = None,
+        mixing: Callable[[BatchRecord, Sequence[tuple[int, int]]], list[Mixing] | None],
+        channels_last: bool,
+        stream: Any,
+        meter: Meter,
     ) -> None:
-        self._meter = Meter() if meter is None else meter
+        self._meter = meter
         self._source = source
         self._work = work
         self._decoder = decoder

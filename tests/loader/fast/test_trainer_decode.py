@@ -27,6 +27,7 @@ from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.decoders.staged.staged import ROW, Staged
 from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.trainer_decode import DecodeFeed
+from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.transforms import (
     CutMix,
@@ -286,6 +287,7 @@ def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
         batch = BatchRecord(0, Samples.of(one, one), parts=[(0, 1)])
         batch.arrays = SlotView(batch.samples, one, (memory,))
         finished.append(batch)
+    options = {"mixing": lambda *_: None, "channels_last": False, "stream": None, "meter": Meter()} | options
     return DecodeFeed(iter(finished), work, decoder, lambda: True, **options)
 
 
