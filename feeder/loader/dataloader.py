@@ -459,13 +459,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"skip= is for feeder's path. Here {reason}. Leave the samples out by a Subset")
 
     def __getstate__(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"_fast_path": None, "_generic_path": GenericPath(self.num_workers)}
-        own |= {"_iterator": None, "_metrics_page": None}
+        own = dict.fromkeys(("_fast_path", "_iterator", "_metrics_page"))
         own |= {name: copy.copy(getattr(self, name)) for name in ("_seed", "_draws", "_told")}
-        return {k: v for k, v in self.__dict__.items() if k not in ("_stream", "_static")} | own
+        return {k: v for k, v in self.__dict__.items() if k not in ("_generic_path", "_stream", "_static")} | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._generic_path = GenericPath(self.num_workers)
         follow_sampler(self)
 
     def __iter__(self) -> Any:

@@ -82,10 +82,10 @@ def work_loop(connection: socket.socket, work: Work | None = None, init: Callabl
         return
 
     whole = ring.array(np.uint8, (slots, layout.slot_bytes))
-    view_of = _PartViews(layout, whole, work).of
+    view_of = _part_views(layout, whole, work)
     if relay is not None:
         waits.heartbeat = lambda: board.heartbeat(number)
-        relay(channel, board, rows, view_of, work)
+        relay(channel, board, rows, view_of, work).run()
         return
 
     board.heartbeat(number)
@@ -116,31 +116,26 @@ def _make_parts(channel: Channel, board: Board, number: int, view_of: Callable[[
             idle_from = time.perf_counter_ns()
 
 
-class _PartViews:
-    """The parts' rows of their slots.
+def _part_views(layout: Layout, slots: Uint8s, work: Work) -> Callable[[Part], SlotView]:
+    """Returns a function that returns a part's rows of its slot, in the size of its batch.
 
     Args:
         layout: The layout of a slot.
-        whole: uint8 [slots, slot_bytes].
+        slots: uint8 [slots, slot_bytes].
         work: The work, for the sizes of images.
     """
+    mapped: set[tuple[int, int, int]] = set()  # places of parts that were made before
 
-    def __init__(self, layout: Layout, whole: Uint8s, work: Work) -> None:
-        self._layout = layout
-        self._whole = whole
-        self._work = work
-        self._mapped: set[tuple[int, int, int]] = set()  # places of parts that were made before
-
-    def of(self, part: Part) -> SlotView:
-        """Returns a part's rows of its slot, in the size of its batch."""
-        sizes = self._work.image_sizes(part.epoch, (part.height, part.width)) if part.height else None
-        whole = SlotView.of(self._layout, self._whole[part.slot], sizes=sizes)
-        view = whole.part(slice(part.first, part.first + part.rows))
+    def view_of(part: Part) -> SlotView:
+        sizes = work.image_sizes(part.epoch, (part.height, part.width)) if part.height else None
+        view = SlotView.of(layout, slots[part.slot], sizes=sizes).part(slice(part.first, part.first + part.rows))
         place = part.slot, part.first, part.rows
-        if place not in self._mapped:
-            self._mapped.add(place)
+        if place not in mapped:
+            mapped.add(place)
             _map(view)
         return view
+
+    return view_of
 
 
 def _map(view: SlotView) -> None:

@@ -234,7 +234,7 @@ class Pool(Supervisor[_Worker]):
         Raises:
             WorkerError: if a worker is missing, or :meth:`take` has failed: the pool is of no more use.
         """
-        if not self.is_open:
+        if not self.check_open():
             return
         if self._is_broken:
             raise WorkerError("a worker could not be started or replaced; start these workers anew")
@@ -289,9 +289,9 @@ class Pool(Supervisor[_Worker]):
         sizes = (self._ring.slots, board.capacity, board.workers, board.meters, payload_bytes)
         relay = None
         if self.options.service is not None and number == self.options.workers:
-            from feeder.loader.fast.relay import relay_loop  # which few loaders need
+            from feeder.loader.fast.relay import Relay  # which few loaders need
 
-            relay = functools.partial(relay_loop, options=self.options.service)
+            relay = functools.partial(Relay, options=self.options.service)
         hello = pickle.dumps((self._ring.layout, sys.path, self._rows[number], *sizes, relay, self.options.cpus))
         descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event, board.sent]
         if payload is not None:
@@ -329,7 +329,7 @@ class Pool(Supervisor[_Worker]):
     def _hangs(self, number: int) -> bool:
         """Kills a worker that has or could take a part and is silent for too long; returns True then."""
         is_idle = not self._claimed(number)
-        if is_idle and not self.board.pending():
+        if is_idle and not self.board.unclaimed():
             return False
         heartbeat = self.board.heartbeat_ns(self._rows[number][0])
         heard = max(self.workers[number].heard_ns, heartbeat, self._given_out_ns if is_idle else 0)

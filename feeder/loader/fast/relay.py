@@ -39,7 +39,7 @@ from feeder.loader.slots.image_slots import SlotView
 from feeder.loader.workers.channel import Channel
 from feeder.service.frames import HEARTBEAT_S, Frame, Kind
 
-__all__ = ["Claims", "answer_limit_s", "relay_loop"]
+__all__ = ["Claims", "Relay", "answer_limit_s"]
 
 _LATE, _MOST_LATE_S, _LEAST_LIMIT_S = 3.0, 1.0, 0.05
 _LOCAL_FIRST_S = 0.02  # that idle local workers get to take a part
@@ -85,9 +85,9 @@ class Claims:
             return None
         part = self._board.claim(row, fresh_only=self._local_workers > 0)
         with contextlib.suppress(BlockingIOError):
-            if part is not None or not self._board.pending():
+            if part is not None or not self._board.unclaimed():
                 os.eventfd_read(self._board.event)
-                if part is None and self._board.pending():  # published meanwhile
+                if part is None and self._board.unclaimed():  # published meanwhile
                     os.eventfd_write(self._board.event, 1)
         return part
 
@@ -135,15 +135,8 @@ class _Asked:
     arrays: Arrays = field(default_factory=list)
 
 
-def relay_loop(
-    channel: Channel,
-    board: Board,
-    rows: Sequence[int],
-    view_of: Callable[[Part], SlotView],
-    work: Work,
-    options: ServiceOptions,
-) -> None:
-    """The main function of a relay, once it has what every worker has; returns when the trainer closes its socket.
+class Relay:
+    """A relay, once it has what every worker has.
 
     Args:
         channel: To the trainer.
@@ -153,12 +146,7 @@ def relay_loop(
         work: The work, which the relay's own parts are made by.
         options: The service.
     """
-    relay = _Relay(channel, board, rows, view_of, work, options)
-    while relay.turn():
-        pass
 
-
-class _Relay:
     def __init__(
         self,
         channel: Channel,
@@ -191,11 +179,13 @@ class _Relay:
         self._heartbeat = functools.partial(board.heartbeat, rows[0])
         self._heartbeat()
 
-    def turn(self) -> bool:
-        """Waits for something, and does what there is to do; returns False once the trainer is gone."""
-        ready = self._wait()
-        if self._channel.connection.fileno() in ready:
-            return False
+    def run(self) -> None:
+        """Relays parts until the trainer closes its socket."""
+        while self._channel.connection.fileno() not in (ready := self._wait()):
+            self._turn(ready)
+
+    def _turn(self, ready: dict[int, int]) -> None:
+        """Does what there is to do."""
         now = time.monotonic()
         if now - self._looked_s > _BUSY_S:
             self._servers.forgive()
@@ -219,7 +209,6 @@ class _Relay:
             self._see_to_late_parts()
             self._claim()
         self._servers.flush()
-        return True
 
     def _wait(self) -> dict[int, int]:
         """Waits for something; returns the events by descriptor."""
@@ -227,7 +216,7 @@ class _Relay:
         now = time.monotonic()
         wait_s = min(self._next_s, self._late_s) - now if self._asked else self._next_s - now
         if self._wants_parts():
-            if self._is_empty_handed and self._board.pending():
+            if self._is_empty_handed and self._board.unclaimed():
                 wait_s = min(wait_s, _PAUSE_MS / 1000)  # the event stays readable until a local worker has taken it
             else:
                 wanted[self._board.event] = select.POLLIN
@@ -264,7 +253,7 @@ class _Relay:
 
     def _claim(self) -> None:
         """Claims parts for servers with credit left."""
-        if not (self._asked or self._board.pending()):
+        if not (self._asked or self._board.unclaimed()):
             self._answered_s = time.monotonic()
         self._is_empty_handed = False
         while self._wants_parts():

@@ -182,10 +182,6 @@ class Board:
     def service_cores(self, cores: int) -> None:
         self._header[_SERVICE_CORES] = cores
 
-    def pending(self) -> bool:
-        """Returns True if there are unclaimed parts."""
-        return self.unclaimed() > 0
-
     def fresh(self) -> tuple[int, int]:
         """Returns the place of the first unclaimed fresh part in the order of giving out, and how many there are."""
         head, tail = self._header[_FRESH_HEAD], self._header[_FRESH_TAIL]

@@ -196,7 +196,6 @@ class EncodedSamples:
     Args:
         dataset: The dataset.
         options: The way to make them.
-        seed: Of the draws of a ``SeededBatch``.
         is_stacked: True if torch's ``default_collate`` puts the samples together: images are then for it alone. False:
             they are tensors [3, H, W].
         empty: Returns memory for a batch of that shape and dtype, or None.
@@ -206,29 +205,22 @@ class EncodedSamples:
         self,
         dataset: Any,
         options: ImageOptions,
-        seed: int = 0,
         *,
         is_stacked: bool = False,
         empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor | None] | None = None,
     ) -> None:
         self._dataset = dataset
         self._options = options
-        self._seed = seed
         self._is_stacked = is_stacked
         self._empty = empty if is_stacked else None
         self._has_images = False
 
-    def __getitem__(self, given: Any) -> Any:
-        drawn = self._drawn(given)
+    def __getitem__(self, drawn: DrawnIndex) -> Any:
         return self._finished([self._dataset[drawn.index]], [drawn.index], drawn)[0]
 
-    def __getitems__(self, given: Any) -> list[Any]:
-        drawn = self._drawn(given)
+    def __getitems__(self, drawn: DrawnIndex) -> list[Any]:
         samples: list[Any] = self._finished(self._samples(drawn.index), drawn.index, drawn)
         return samples
-
-    def _drawn(self, given: Any) -> DrawnIndex:
-        return given if isinstance(given, DrawnIndex) else DrawnIndex(given, self._seed, given.epoch, None)
 
     def _samples(self, indices: Any) -> Any:
         several = getattr(self._dataset, "__getitems__", None)

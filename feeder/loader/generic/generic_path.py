@@ -35,7 +35,6 @@ class GenericPath:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
         self.meters = GenericMeters(num_workers)
         self._loaded: dict[str, Any] | None = None
         self._source: HereIterator | GenericProgress | None = None  # of states
@@ -44,12 +43,6 @@ class GenericPath:
         self._seeds = SeedChain()
         self._on_device: _OnDevice | None = None
         self._replacements: list[dict[str, Any]] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"num_workers": self._num_workers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
     def iterate(self, loader: DataLoader[Any], options: LoaderOptions) -> Iterator[Any]:
         """Returns the iterator over the next epoch, or over the rest of the one that was loaded."""

@@ -246,7 +246,7 @@ class _Worker:
         dataset = self.dataset
         if job.images is not None:
             is_stacked = self._collate is not None and job.collate_fn is default_collate
-            dataset = EncodedSamples(dataset, job.images, 0, is_stacked=is_stacked, empty=self._empty)
+            dataset = EncodedSamples(dataset, job.images, is_stacked=is_stacked, empty=self._empty)
         self.fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             job.kind, dataset, job.auto_collation, collate, job.drop_last
         )

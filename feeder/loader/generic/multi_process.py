@@ -20,7 +20,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
+from torch.utils.data.dataloader import _sharding_worker_init_fn
 
 from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
@@ -37,7 +37,7 @@ from feeder.loader.workers.iterator_lock import IteratorLock
 __all__ = ["WorkersIterator"]
 
 
-class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
+class WorkersIterator(CountedIterator):
     """Makes batches in worker processes.
 
     Args:

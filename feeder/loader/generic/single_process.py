@@ -31,7 +31,7 @@ from feeder.system.limit_errors import explained
 __all__ = ["CountedIterator", "HereIterator", "begin_torchs"]
 
 
-class CountedIterator:
+class CountedIterator(_BaseDataLoaderIter):
     """The part of an iterator that is around torch's: it counts batches, and explains errors.
 
     Attributes:
@@ -41,14 +41,7 @@ class CountedIterator:
     meters: GenericMeters
     delivers = True
     progress: GenericProgress
-    _dataset: Any
     _indices: IndexIterator
-    _dataset_kind: int
-    _num_workers: int
-    _num_yielded: int
-    _IterableDataset_len_called: Any
-    _shared_seed: Any
-    _base_seed: Any
 
     def _counted(self, advance: Callable[[], Any]) -> Any:
         """Returns the next batch, by torch's function for it."""
@@ -143,7 +136,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         samples = self._dataset
         if images is not None:
             is_stacked = self._auto_collation and self._collate_fn is default_collate
-            samples = EncodedSamples(samples, images, 0, is_stacked=is_stacked)
+            samples = EncodedSamples(samples, images, is_stacked=is_stacked)
         self._dataset_fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self._dataset_kind,
             samples,

@@ -49,9 +49,9 @@ def test_the_last_part_of_a_batch_wakes_the_trainer_and_no_other(is_last: int) -
 def test_parts_are_claimed_in_order_and_once() -> None:
     board = Board(8, 2)
     board.publish(_parts(0, 1, 2))
-    assert board.pending()
+    assert board.unclaimed()
     assert [board.claim(0), board.claim(1), board.claim(0), board.claim(1)] == [*_parts(0, 1, 2), None]
-    assert not board.pending()
+    assert not board.unclaimed()
 
 
 def test_the_queue_wraps_around() -> None:
