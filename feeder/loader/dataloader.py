@@ -628,7 +628,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if remote is not None:
             stats["remote"] = remote
         choice = self._workers_choice
-        return stats if choice is None else stats | {"auto": dataclasses.asdict(choice)}
+        return stats if choice is None else stats | {"auto": dict(choice)}
 
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the fast path's running workers."""

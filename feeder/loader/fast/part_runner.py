@@ -85,7 +85,6 @@ class PartRunner:
         self._ops = [recipe.ops[number] for number in behind]
         self._finish = finish
         self._apart: Uint8s | None = None
-        self._crops_first = recipe.crops_first
         self._pause = 0
 
     @classmethod
@@ -278,7 +277,7 @@ class PartRunner:
         brought_ns = time.perf_counter_ns() - started
         found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, heartbeat, *more)
         if isinstance(found, list):
-            reader.open_shards(found, ids, by_rows=self._crops_first)
+            reader.open_shards(found, ids, by_rows=self._recipe.crops_first)
             found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, heartbeat, *more)
         if not isinstance(found, tuple):
             return None
@@ -297,25 +296,24 @@ def base_ops(recipe: Recipe) -> _native.BaseOps | None:
     """Returns the ops of the base path of a recipe without variable sizes; None if one is unknown to the kernels."""
     ops = _native.BaseOps()
     for stream, op in enumerate(recipe.ops[: recipe.base_length]):
-        kind = type(op)
         if max(_sides(op), default=0) > _LARGEST_SIDE:
             return None
-        if isinstance(op, RandomResizedCrop) and kind is RandomResizedCrop:
+        if type(op) is RandomResizedCrop:
             logs = math.log(op.ratio[0]), math.log(op.ratio[1])
             ops.add_random_resized_crop(stream, *op.size, op.scale, op.ratio, logs)
-        elif isinstance(op, RandomCrop) and kind is RandomCrop:
+        elif type(op) is RandomCrop:
             ops.add_random_crop(stream, *op.size, op.padding or (0, 0, 0, 0), op.pad_if_needed)
-        elif isinstance(op, Pad) and kind is Pad:
+        elif type(op) is Pad:
             ops.add_pad(op.padding)
-        elif isinstance(op, LetterBox) and kind is LetterBox:
+        elif type(op) is LetterBox:
             ops.add_letterbox(*op.size)
-        elif isinstance(op, CenterCrop) and kind is CenterCrop:
+        elif type(op) is CenterCrop:
             ops.add_center_crop(*op.size)
-        elif isinstance(op, Resize) and kind is Resize:
+        elif type(op) is Resize:
             _add_resize(ops, op)
-        elif isinstance(op, RandomHorizontalFlip) and kind is RandomHorizontalFlip:
+        elif type(op) is RandomHorizontalFlip:
             ops.add_horizontal_flip(stream, op.p)
-        elif kind is not ToDtype and kind is not Normalize and not isinstance(op, TargetOp):
+        elif type(op) not in (ToDtype, Normalize) and not isinstance(op, TargetOp):
             return None
     return ops
 

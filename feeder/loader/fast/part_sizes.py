@@ -91,7 +91,6 @@ class PartSizes:
         self._workers = workers
         self._batches = self._parts = self._rows = 0
         self._sample_ns = 0.0
-        self._made: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     @property
     def is_due(self) -> bool:
@@ -107,7 +106,6 @@ class PartSizes:
         """
         if parts:
             self._sample_ns = max(1.0, busy_ns * self._parts / (parts * self._rows))
-            self._made.clear()
 
     def next(self, rows: int, ahead: int) -> list[tuple[int, int]]:
         """Returns (first row, number of rows) of the parts of the next batch.
@@ -116,9 +114,7 @@ class PartSizes:
             rows: Number of its rows.
             ahead: Number of batches made ahead.
         """
-        parts = self._made.get((rows, ahead))
-        if parts is None:
-            parts = self._made[rows, ahead] = _split(rows, self._size(rows, ahead))
+        parts = _split(rows, self._size(rows, ahead))
         self._batches += 1
         self._parts += len(parts)
         self._rows += rows

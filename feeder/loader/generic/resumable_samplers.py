@@ -53,11 +53,15 @@ class ResumableRandomSampler(RandomSampler):
 class _ResumableIterator(abc.ABC):
     """An iterator over sample numbers that resumes by beginning again from the random state that it began with.
 
+    Args:
+        sampler: The sampler.
+
     Attributes:
         _start: The random state that it began with; None before the first number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
         self._yielded = 0
         self._start: torch.Tensor | None = None
         self._indices: Iterator[int] | None = None
@@ -86,10 +90,6 @@ class _ResumableIterator(abc.ABC):
 
 
 class _ResumableRandomIterator(_ResumableIterator):
-    def __init__(self, sampler: ResumableRandomSampler) -> None:
-        super().__init__()
-        self._sampler = sampler
-
     def _begun(self) -> Iterator[int]:
         if self._indices is None:
             generator = self._sampler.generator
@@ -138,8 +138,7 @@ class _DrawnAtOnce(_ResumableIterator):
     """
 
     def __init__(self, sampler: Any, iterate: Callable[[], Iterator[int]]) -> None:
-        super().__init__()
-        self._sampler = sampler
+        super().__init__(sampler)
         self._iterate = iterate
 
     def _begun(self) -> Iterator[int]:
