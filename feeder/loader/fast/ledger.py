@@ -53,7 +53,8 @@ class Ledger(Tally):
         counts["batches"] += 1
         counts["samples"] += samples
         self.add_images(report)
-        if progress.split is not None and step == progress.last_step and (padding := progress.split.padding(step)):
+        split = progress.split
+        if split is not None and step == len(split) - 1 and (padding := split.padding(step)):
             self.padded += finished.arrays.samples.ids[-padding:].tolist()
 
     def stats(

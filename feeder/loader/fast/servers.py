@@ -111,7 +111,7 @@ class Servers:
     def forgive(self) -> None:
         """Begins the servers' silence anew: this process was busy, and did not listen."""
         for link in self._links.values():
-            link.forgive()
+            link.heard_s = time.monotonic()
 
     def problems(self) -> str:
         """Returns what keeps the service from being of use, as far as it is known."""

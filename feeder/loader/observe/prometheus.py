@@ -13,6 +13,7 @@ Note [Loaders that go]
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
@@ -87,7 +88,9 @@ class _Server:
         another = (
             "port (each rank of a host needs its own: add the local rank), or 0 for a free one, or another address"
         )
-        self._server = metrics_server(_Collector(self), address, port, "metrics=", another)
+        self._server = metrics_server(
+            functools.partial(_collect, weakref.ref(self)), address, port, "metrics=", another
+        )
         self._server.timeout = _LOOK_S
         self.address = address
         self.port = int(self._server.server_port)
@@ -124,61 +127,56 @@ _COUNTERS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
 }
 
 
-class _Collector:
-    """Collects the metrics of a scrape, in the server's thread."""
+def _collect(reference: weakref.ref[_Server]) -> Iterator[Any]:
+    """Yields the metrics of a scrape, in the server's thread."""
+    from prometheus_client import core
 
-    def __init__(self, server: _Server) -> None:
-        self._server = weakref.ref(server)
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client import core
-
-        families: dict[str, Any] = {
-            name: core.CounterMetricFamily(f"feeder_{name}", text, labels=["loader"])
-            for name, (text, _) in _COUNTERS.items()
-        }
-        slots = core.GaugeMetricFamily("feeder_slots", "Batches that slots are used for", labels=["loader", "state"])
-        processes = core.GaugeMetricFamily("feeder_workers", "Worker processes", labels=["loader"])
-        sizes = core.CounterMetricFamily("feeder_stage_bytes", "Bytes that a stage gave", labels=["loader", "stage"])
-        spent: Any = core.HistogramMetricFamily("feeder_stage_seconds", "Runs of a stage", labels=["loader", "stage"])
-        workers = core.CounterMetricFamily(
-            "feeder_worker_stage_seconds", "Time of a worker in a stage", labels=["loader", "worker", "stage"]
+    families: dict[str, Any] = {
+        name: core.CounterMetricFamily(f"feeder_{name}", text, labels=["loader"])
+        for name, (text, _) in _COUNTERS.items()
+    }
+    slots = core.GaugeMetricFamily("feeder_slots", "Batches that slots are used for", labels=["loader", "state"])
+    processes = core.GaugeMetricFamily("feeder_workers", "Worker processes", labels=["loader"])
+    sizes = core.CounterMetricFamily("feeder_stage_bytes", "Bytes that a stage gave", labels=["loader", "stage"])
+    spent: Any = core.HistogramMetricFamily("feeder_stage_seconds", "Runs of a stage", labels=["loader", "stage"])
+    workers = core.CounterMetricFamily(
+        "feeder_worker_stage_seconds", "Time of a worker in a stage", labels=["loader", "worker", "stage"]
+    )
+    remote = {
+        name: core.CounterMetricFamily(
+            f"feeder_remote_{name.replace('_ns', '_seconds')}", text.replace(", ns", ", s"), labels=["loader"]
         )
-        remote = {
-            name: core.CounterMetricFamily(
-                f"feeder_remote_{name.replace('_ns', '_seconds')}", text.replace(", ns", ", s"), labels=["loader"]
-            )
-            for name, text in REMOTE_COUNTS.items()
-        }
-        server = self._server()
-        for number, (reference, stage_words) in list(server.loaders.items()) if server is not None else []:
-            loader = reference()
-            if loader is None:
-                continue
-            label, stats = str(number), loader.stats()
-            for name, (_, value) in _COUNTERS.items():
-                families[name].add_metric([label], value(stats))
-            processes.add_metric([label], len(stats["workers"]))
-            for state, count in stats["slots"].items():
-                slots.add_metric([label, state], count)
-            for name, family in remote.items() if "remote" in stats else ():
-                value_now = stats["remote"][name]
-                family.add_metric([label], value_now / 1e9 if name.endswith("_ns") else value_now)
-            for stage, row in stats["stages"].items():
-                sizes.add_metric([label, stage], row["bytes"])
-            for stage, (total_ns, ranks) in stage_histograms(stage_words(loader)).items():
-                buckets = [("+Inf" if edge is None else repr(edge / 1e9), rank) for edge, rank in ranks]
-                spent.add_metric([label, stage], buckets, total_ns / 1e9)
-            for worker in stats["workers"]:
-                for stage, row in worker["stages"].items():
-                    workers.add_metric([label, str(worker["worker"]), stage], row["total_ns"] / 1e9)
-            del loader
-        yield from (
-            *families.values(),
-            *(each for each in remote.values() if each.samples),
-            slots,
-            processes,
-            sizes,
-            spent,
-            workers,
-        )
+        for name, text in REMOTE_COUNTS.items()
+    }
+    server = reference()
+    for number, (loader_of, stage_words) in list(server.loaders.items()) if server is not None else []:
+        loader = loader_of()
+        if loader is None:
+            continue
+        label, stats = str(number), loader.stats()
+        for name, (_, value) in _COUNTERS.items():
+            families[name].add_metric([label], value(stats))
+        processes.add_metric([label], len(stats["workers"]))
+        for state, count in stats["slots"].items():
+            slots.add_metric([label, state], count)
+        for name, family in remote.items() if "remote" in stats else ():
+            value_now = stats["remote"][name]
+            family.add_metric([label], value_now / 1e9 if name.endswith("_ns") else value_now)
+        for stage, row in stats["stages"].items():
+            sizes.add_metric([label, stage], row["bytes"])
+        for stage, (total_ns, ranks) in stage_histograms(stage_words(loader)).items():
+            buckets = [("+Inf" if edge is None else repr(edge / 1e9), rank) for edge, rank in ranks]
+            spent.add_metric([label, stage], buckets, total_ns / 1e9)
+        for worker in stats["workers"]:
+            for stage, row in worker["stages"].items():
+                workers.add_metric([label, str(worker["worker"]), stage], row["total_ns"] / 1e9)
+        del loader
+    yield from (
+        *families.values(),
+        *(each for each in remote.values() if each.samples),
+        slots,
+        processes,
+        sizes,
+        spent,
+        workers,
+    )

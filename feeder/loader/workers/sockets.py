@@ -31,8 +31,7 @@ _making = threading.RLock()
 class _HandedOver(threading.local):
     """The workers' sockets that this thread hands over now."""
 
-    def __init__(self) -> None:
-        self.sockets: tuple[socket.socket, ...] = ()
+    sockets: tuple[socket.socket, ...] = ()
 
 
 _handed_over = _HandedOver()
