@@ -208,10 +208,10 @@ class HostBatches:
                 raise
         if epoch.decoder is not None:
             source = self._decoding = DecodeFeed(
-                source,
-                epoch.work,
-                epoch.decoder,
-                self._queue.ready if self._queue is not None else lambda: False,
+                source=source,
+                work=epoch.work,
+                decoder=epoch.decoder,
+                source_ready=self._queue.ready if self._queue is not None else lambda: False,
                 mixing=epoch.finishing.mixing,
                 channels_last=epoch.options.channels_last,
                 stream=epoch.options.device.stream(),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from feeder import _native
@@ -48,6 +49,7 @@ _STAGES = ("read", "draw", "decode", "transform")
 _LARGEST_SIDE = (1 << 16) - 1
 
 
+@dataclass
 class PartRunner:
     """Makes parts; see Note [One call].
 
@@ -62,28 +64,19 @@ class PartRunner:
         finish: What follows the kernels' call; None for plans.
     """
 
-    def __init__(
-        self,
-        reader: ShardReader,
-        subsets: list[Int64s],
-        native: _native.PartRunner,
-        samples: int,
-        recipe: Recipe,
-        seed: int,
-        behind: list[int],
-        finish: Finish | None,
-    ) -> None:
-        self._reader = reader
-        self._subsets = subsets
-        self._native = native
-        self._samples = samples
-        assert recipe.base_size is not None
-        self._size = recipe.base_size
-        self._recipe = recipe
-        self._seed = seed
-        self._behind = behind
-        self._ops = [recipe.ops[number] for number in behind]
-        self._finish = finish
+    reader: ShardReader
+    subsets: list[Int64s]
+    native: _native.PartRunner
+    samples: int
+    recipe: Recipe
+    seed: int
+    behind: list[int]
+    finish: Finish | None
+
+    def __post_init__(self) -> None:
+        assert self.recipe.base_size is not None
+        self._size = self.recipe.base_size
+        self._ops = [self.recipe.ops[number] for number in self.behind]
         self._apart: Uint8s | None = None
         self._pause = 0
 
@@ -183,13 +176,13 @@ class PartRunner:
             self._pause -= 1
             return None
 
-        finish, out = self._finish, view.images[0]
+        finish, out = self.finish, view.images[0]
         assert finish is not None  # or this were for plans
         samples = view.samples if rows is None else view.samples.part(rows)
         drawn, program = self._draw(epoch, samples, meter) if self._ops else ([], None)
         made = self._memory(len(out)) if finish.is_apart else out
         before = meter.runs("transform") if finish.is_needed else None
-        found = self._call(self._native.run, made, epoch, view, samples, meter, heartbeat, rows, program, rows)
+        found = self._call(self.native.run, made, epoch, view, samples, meter, heartbeat, rows, program, rows)
         if found is None:
             return None
         left = set(found[0])
@@ -203,9 +196,9 @@ class PartRunner:
 
     def _memory(self, count: int) -> Uint8s:
         """Returns images apart from the slot, the same memory for all parts."""
-        assert self._finish is not None
+        assert self.finish is not None
         if self._apart is None or len(self._apart) < count:
-            self._apart = self._finish.memory(count, *self._size)
+            self._apart = self.finish.memory(count, *self._size)
         return self._apart[:count]
 
     def plan(
@@ -229,7 +222,7 @@ class PartRunner:
             self._pause -= 1
             return None
 
-        found = self._call(self._native.plan, self._size, epoch, view, view.samples, meter, heartbeat)
+        found = self._call(self.native.plan, self._size, epoch, view, view.samples, meter, heartbeat)
         if found is None:
             return None
         left, plan_ns, plans, places = found
@@ -238,10 +231,10 @@ class PartRunner:
 
     def _draw(self, epoch: int, samples: Samples, meter: Meter) -> tuple[list[Params], Programs | None]:
         """Draws for the ops behind the base path, and makes the programs of those that the kernels run."""
-        started, recipe = time.perf_counter_ns(), self._recipe
-        rest = recipe.draw_rest(self._seed, epoch, samples.ids + samples.repeats * self._samples)
-        drawn = [rest[number - recipe.base_length] for number in self._behind]
-        end = 0 if self._finish is None else self._finish.end
+        started, recipe = time.perf_counter_ns(), self.recipe
+        rest = recipe.draw_rest(self.seed, epoch, samples.ids + samples.repeats * self.samples)
+        drawn = [rest[number - recipe.base_length] for number in self.behind]
+        end = 0 if self.finish is None else self.finish.end
         made = programs(self._ops[:end], drawn[:end], self._size)
         meter.add("draw", time.perf_counter_ns() - started)
         return drawn, made
@@ -260,15 +253,15 @@ class PartRunner:
     ) -> Any:
         """Calls the kernels' runner on samples of a view, again with the shards open that it lacks; returns the numbers
         of those that are left and what follows the sums in its answer, or None."""
-        reader, ids = self._reader, samples.ids
-        for subset in self._subsets:
+        reader, ids = self.reader, samples.ids
+        for subset in self.subsets:
             ids = subset[ids]
         shards, stored_rows, per_shard = reader.index.located(ids)
         labels = view.labels if reader.given_labels is None else None
         index = reader.index.native
         assert index is not None
 
-        what = (shards, per_shard, stored_rows, samples.ids, samples.repeats, self._samples, epoch)
+        what = (shards, per_shard, stored_rows, samples.ids, samples.repeats, self.samples, epoch)
         arrays = (out, labels, meter.words)
         advise_from = reader.advise_from
 
@@ -277,7 +270,7 @@ class PartRunner:
         brought_ns = time.perf_counter_ns() - started
         found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, heartbeat, *more)
         if isinstance(found, list):
-            reader.open_shards(found, ids, by_rows=self._recipe.crops_first)
+            reader.open_shards(found, ids, by_rows=self.recipe.crops_first)
             found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, heartbeat, *more)
         if not isinstance(found, tuple):
             return None

@@ -308,7 +308,7 @@ class Work:
         sinks: list[Sink] = []
         for of in self.views_of:
             if self.pad is not None and not sinks:
-                sinks.append(PaddedSink(self.decoder, recipes[0], images[0], self.pad.value, self.meter))
+                sinks.append(PaddedSink(self.decoder, recipes[0], images[0], self.meter, self.pad.value))
             elif recipes[of][0].output_size is None:  # which a collate_fn takes
                 sinks.append(SampleSink(self.decoder, recipes[of][0], images[of][0], self.meter))
             else:
@@ -386,7 +386,8 @@ class Work:
         # Before the images, which are valid until the reader's next call.
         extras = read_extras(self.extras, self.reader, ids)
         drawing = _Drawing(self, part, self.keys(samples), extras)
-        encoded = self._read(ids, started, drawing if sink.takes_rows else None)
+        takes_rows = self.decoder.takes_rows if self.stager is None else self.stager.takes_rows
+        encoded = self._read(ids, started, drawing if takes_rows else None)
         part.view.labels[rows] = encoded.labels
         heartbeat()
 

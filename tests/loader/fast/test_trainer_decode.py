@@ -288,7 +288,7 @@ def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
         batch.arrays = SlotView(batch.samples, one, (memory,))
         finished.append(batch)
     options = {"mixing": lambda *_: None, "channels_last": False, "stream": None, "meter": Meter()} | options
-    return DecodeFeed(iter(finished), work, decoder, lambda: True, **options)
+    return DecodeFeed(source=iter(finished), work=work, decoder=decoder, source_ready=lambda: True, **options)
 
 
 def test_a_batch_for_which_there_was_no_room_is_started_before_those_behind_it() -> None:
