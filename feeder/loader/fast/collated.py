@@ -36,7 +36,7 @@ __all__ = ["CollatedWork", "slot_bytes_per_sample"]
 _ALIGN = 64
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class CollatedWork(Work):
     """The work of making batches with a collate_fn; one part is a whole batch.
 

@@ -13,6 +13,7 @@ Note [One call]
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -261,17 +262,30 @@ class PartRunner:
         index = reader.index.native
         assert index is not None
 
-        what = (shards, per_shard, stored_rows, samples.ids, samples.repeats, self.samples, epoch)
-        arrays = (out, labels, meter.words)
-        advise_from = reader.advise_from
-
         started = time.perf_counter_ns()
         reader.bring_images(ids)
         brought_ns = time.perf_counter_ns() - started
-        found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, heartbeat, *more)
+        call = functools.partial(
+            native,
+            index,
+            reader.native_shards,
+            shards,
+            per_shard,
+            stored_rows,
+            samples.ids,
+            samples.repeats,
+            self.samples,
+            epoch,
+            out,
+            labels,
+            meter.words,
+            brought_ns,
+            reader.advise_from,
+        )
+        found = call(False, heartbeat, *more)
         if isinstance(found, list):
             reader.open_shards(found, ids, by_rows=self.recipe.crops_first)
-            found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, heartbeat, *more)
+            found = call(True, heartbeat, *more)
         if not isinstance(found, tuple):
             return None
 

@@ -56,7 +56,7 @@ _WRONG_ROWS = (
 )
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Work:
     """The work of making samples; cheap to pickle.
 
@@ -105,15 +105,11 @@ class Work:
     largest: tuple[int, int] | None = None
     left_out: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     groups: Buckets | None = None
-    meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
-    _decoder: Decoder | None = field(default=None, repr=False, compare=False)
-    _apart: dict[int, AnyArray] | None = field(default=None, init=False, repr=False, compare=False)
-    _made_splits: dict[tuple[Recipe, ...], tuple[DeviceSplit | None, ...]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _runners: dict[int, tuple[Recipe, PartRunner | None]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    meter: Meter = field(default_factory=Meter, init=False)
+    _decoder: Decoder | None = field(default=None, init=False)
+    _apart: dict[int, AnyArray] | None = field(default=None, init=False)
+    _made_splits: dict[tuple[Recipe, ...], tuple[DeviceSplit | None, ...]] = field(default_factory=dict, init=False)
+    _runners: dict[int, tuple[Recipe, PartRunner | None]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.images = images_in(self.extras)

@@ -131,52 +131,37 @@ def _collect(reference: weakref.ref[_Server]) -> Iterator[Any]:
     """Yields the metrics of a scrape, in the server's thread."""
     from prometheus_client import core
 
-    families: dict[str, Any] = {
-        name: core.CounterMetricFamily(f"feeder_{name}", text, labels=["loader"])
-        for name, (text, _) in _COUNTERS.items()
-    }
-    slots = core.GaugeMetricFamily("feeder_slots", "Batches that slots are used for", labels=["loader", "state"])
-    processes = core.GaugeMetricFamily("feeder_workers", "Worker processes", labels=["loader"])
-    sizes = core.CounterMetricFamily("feeder_stage_bytes", "Bytes that a stage gave", labels=["loader", "stage"])
-    spent: Any = core.HistogramMetricFamily("feeder_stage_seconds", "Runs of a stage", labels=["loader", "stage"])
-    workers = core.CounterMetricFamily(
-        "feeder_worker_stage_seconds", "Time of a worker in a stage", labels=["loader", "worker", "stage"]
-    )
-    remote = {
-        name: core.CounterMetricFamily(
-            f"feeder_remote_{name.replace('_ns', '_seconds')}", text.replace(", ns", ", s"), labels=["loader"]
-        )
-        for name, text in REMOTE_COUNTS.items()
-    }
+    counter, gauge = core.CounterMetricFamily, core.GaugeMetricFamily
+    families: dict[str, Any] = {}
+
+    def family(kind: Any, name: str, text: str, *labels: str) -> Any:
+        return families.setdefault(name, kind(f"feeder_{name}", text, labels=["loader", *labels]))
+
     server = reference()
     for number, (loader_of, stage_words) in list(server.loaders.items()) if server is not None else []:
         loader = loader_of()
         if loader is None:
             continue
+
         label, stats = str(number), loader.stats()
-        for name, (_, value) in _COUNTERS.items():
-            families[name].add_metric([label], value(stats))
-        processes.add_metric([label], len(stats["workers"]))
+        for name, (text, value) in _COUNTERS.items():
+            family(counter, name, text).add_metric([label], value(stats))
+        for name, text in REMOTE_COUNTS.items() if "remote" in stats else ():
+            shown = family(counter, f"remote_{name.replace('_ns', '_seconds')}", text.replace(", ns", ", s"))
+            shown.add_metric([label], stats["remote"][name] / (1e9 if name.endswith("_ns") else 1))
         for state, count in stats["slots"].items():
-            slots.add_metric([label, state], count)
-        for name, family in remote.items() if "remote" in stats else ():
-            value_now = stats["remote"][name]
-            family.add_metric([label], value_now / 1e9 if name.endswith("_ns") else value_now)
+            family(gauge, "slots", "Batches that slots are used for", "state").add_metric([label, state], count)
+        family(gauge, "workers", "Worker processes").add_metric([label], len(stats["workers"]))
+
         for stage, row in stats["stages"].items():
-            sizes.add_metric([label, stage], row["bytes"])
+            family(counter, "stage_bytes", "Bytes that a stage gave", "stage").add_metric([label, stage], row["bytes"])
         for stage, (total_ns, ranks) in stage_histograms(stage_words(loader)).items():
+            spent = family(core.HistogramMetricFamily, "stage_seconds", "Runs of a stage", "stage")
             buckets = [("+Inf" if edge is None else repr(edge / 1e9), rank) for edge, rank in ranks]
             spent.add_metric([label, stage], buckets, total_ns / 1e9)
         for worker in stats["workers"]:
             for stage, row in worker["stages"].items():
-                workers.add_metric([label, str(worker["worker"]), stage], row["total_ns"] / 1e9)
+                of_worker = family(counter, "worker_stage_seconds", "Time of a worker in a stage", "worker", "stage")
+                of_worker.add_metric([label, str(worker["worker"]), stage], row["total_ns"] / 1e9)
         del loader
-    yield from (
-        *families.values(),
-        *(each for each in remote.values() if each.samples),
-        slots,
-        processes,
-        sizes,
-        spent,
-        workers,
-    )
+    yield from families.values()
