@@ -191,11 +191,6 @@ class ImageOptions:
                 "feeder.Encoded the workers decode: take backend='cpu', 'pillow', or 'dali' without device='cuda'"
             )
 
-    @property
-    def decoder(self) -> tuple[str | Dali, str, int]:
-        """Backend, fidelity and threads."""
-        return self.backend, self.fidelity, self.threads
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:

@@ -143,6 +143,7 @@ class BatchQueue:
         timeout_s: Longest wait for a batch; 0: no limit.
         batch_size: The largest batch, if it is known.
         use: The iterator's; ends waits.
+        waited: Is told of the time of each wait for workers, nanoseconds.
     """
 
     def __init__(
@@ -152,16 +153,17 @@ class BatchQueue:
         timeout_s: float,
         batch_size: int | None,
         use: IteratorLock,
+        waited: Callable[[int], None],
     ) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
         self._batch_size = batch_size
         self._use = use
+        self._waited = waited
         self._requests = requests
         self._waiting: BatchRecord | None = None
         self._queue: deque[BatchRecord] = deque()
         self._by_part: dict[int, BatchRecord] = {}
-        self._waited_ns = 0
 
     def __iter__(self) -> Iterator[BatchRecord | BaseException]:
         return self
@@ -197,7 +199,7 @@ class BatchQueue:
             if left is not None and left <= 0:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
             self._take(left, batch.reports[last] is None, self._use.check)
-        self._waited_ns += int((time.monotonic() - started) * 1e9)
+        self._waited(int((time.monotonic() - started) * 1e9))
         self._queue.popleft()
         return self._finished(batch)
 
@@ -229,11 +231,6 @@ class BatchQueue:
             left -= batch.missing
             unmade += 1
         return len(queue) - unmade
-
-    def take_waited_ns(self) -> int:
-        """Returns the time that the caller waited since the last call, nanoseconds."""
-        waited, self._waited_ns = self._waited_ns, 0
-        return waited
 
     def abandon(self) -> None:
         """Drops the batches that are being made."""
@@ -272,7 +269,7 @@ class BatchQueue:
         # Half of the batches ahead stay possible, whatever the caller keeps.
         most = ring.slots - 1 - max(1, self._engine.ahead // 2)
         if ring.settle(most):
-            batch.arrays = ring.lease_view(batch.slot, batch.samples, batch.sizes)
+            batch.arrays = SlotView.of(ring.layout, ring.lease(batch.slot), batch.samples, batch.sizes)
         else:
             self._warn_of_held(ring.held, most)
             batch.arrays = SlotView.of(ring.layout, ring.whole[batch.slot], batch.samples, batch.sizes).copy()

@@ -200,7 +200,9 @@ class HostBatches:
         else:
             epoch.engine.busy = True
             options = epoch.options
-            source = self._queue = BatchQueue(epoch.engine, epoch.requests, options.timeout, options.batch_size, use)
+            source = self._queue = BatchQueue(
+                epoch.engine, epoch.requests, options.timeout, options.batch_size, use, epoch.ledger.waited
+            )
             try:
                 self._queue.fill()
             except BaseException:
@@ -227,8 +229,6 @@ class HostBatches:
             Exception: if workers can't go on.
         """
         finished = next(self._source)
-        if self._queue is not None:
-            self._epoch.ledger.waited(self._queue.take_waited_ns())
         if isinstance(finished, BaseException):
             return finished, None
         report = finished.report

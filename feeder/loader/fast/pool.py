@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +143,7 @@ class Pool(Supervisor[_Worker]):
             raise
 
     def submit(
-        self, slot: int, rows: Iterable[tuple[int, int]], epoch: int, size: tuple[int, int] | None = None
+        self, slot: int, rows: list[tuple[int, int]], epoch: int, size: tuple[int, int] | None = None
     ) -> list[int]:
         """Gives out the parts of a slot, which holds their positions and ids.
 
@@ -157,11 +157,10 @@ class Pool(Supervisor[_Worker]):
             The parts' numbers.
         """
         self.check_open()
-        edges = list(rows)
         height, width = size or (0, 0)
         parts = [
-            Part(self._next + k, slot, first, count, epoch, int(k == len(edges) - 1), height, width)
-            for k, (first, count) in enumerate(edges)
+            Part(self._next + k, slot, first, count, epoch, int(k == len(rows) - 1), height, width)
+            for k, (first, count) in enumerate(rows)
         ]
         self._next += len(parts)
         self._outstanding.update({part.number: part for part in parts})

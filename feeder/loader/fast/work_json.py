@@ -162,8 +162,8 @@ def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
         return here.functions.find(name, modules)  # type: ignore[no-any-return]
 
     recipe = recipe_from_json(value.get("recipe"), function_of)
-    uint8, extras, exif, seed, skip = (value.get(name) for name in ("uint8", "extras", "exif", "seed", "skip"))
-    names = (value.get("backend"), value.get("fidelity"))
+    names = ("uint8", "extras", "exif", "seed", "skip", "backend", "fidelity")
+    uint8, extras, exif, seed, skip, backend, fidelity = (value.get(name) for name in names)
     try:
         left_out = np.frombuffer(base64.b64decode(value.get("left_out", ""), validate=True), np.int64)
     except (TypeError, ValueError):
@@ -175,8 +175,8 @@ def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
         or not 0 <= seed < 1 << 64
         or type(skip) is not bool
         or (np.diff(left_out, prepend=-1) <= 0).any()
-        or names[0] not in ("cpu", "pillow")
-        or names[1] not in FIDELITIES
+        or backend not in ("cpu", "pillow")
+        or fidelity not in FIDELITIES
     ):
         raise ArgumentError("this is no work of this version of feeder")
     found = extras_from_json(extras, recipe, exif, function_of, here.file)
@@ -184,7 +184,7 @@ def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
     largest = None if value.get("largest") is None else size_from_json(value["largest"])
     members = tuple(extra.name for extra in targets_in(found))
     reader = set_from_json(value.get("set"), here, members)
-    work = Work(reader, recipe, names[0], found, seed, skip, 1, names[1], groups=groups, pad=pad, largest=largest)
+    work = Work(reader, recipe, backend, found, seed, skip, 1, fidelity, groups=groups, pad=pad, largest=largest)
     recipes = work.recipes_at(largest, 0)
     if len(uint8) != len(recipes) or (
         pad is None and any(each.output_size is None and not each.has_bucket for each in work.recipes)

@@ -253,7 +253,7 @@ class EncodedSamples:
             opened = [sample.opened[place] for sample in some]
             keys = [(sample.key + place * _IMAGE_STEP) & _LARGEST_KEY for sample in some]
             is_whole = self.is_stacked and len(some) == len(samples)
-            options = self.options.decoder
+            options = self.options.backend, self.options.fidelity, self.options.threads
             groups, errors, targets = decode_opened(
                 opened, keys, drawn.seed, drawn.epoch, options, self.empty if is_whole else None
             )

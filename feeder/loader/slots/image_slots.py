@@ -215,10 +215,6 @@ class Ring(Slots):
         self.layout = layout
         self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]
 
-    def lease_view(self, slot: int, samples: Samples | None = None, sizes: Sizes | None = None) -> SlotView:
-        """Leases a slot as :meth:`lease` does; returns its view, see :meth:`SlotView.of`. Its arrays keep the slot."""
-        return SlotView.of(self.layout, self.lease(slot), samples, sizes)
-
 
 def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -> tuple[int, int]:
     """Plans the number of slots and of batches made ahead, within the memory limit.
