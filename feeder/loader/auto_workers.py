@@ -83,10 +83,7 @@ def _threads_share(given: Mapping[str, Any], path: PathChoice, device: torch.dev
 
 def _threads_by_rule(usable: int) -> int:
     """Returns the number of threads of each worker on so many cores; see Note [Threads for processes]."""
-    threads = 1
-    while threads < MOST_THREADS and usable // threads > _FEW_WORKERS:
-        threads *= 2
-    return threads
+    return next((threads for threads in (1, 2, 4) if usable // threads <= _FEW_WORKERS), MOST_THREADS)
 
 
 def _cores_of_rank() -> tuple[int, str]:

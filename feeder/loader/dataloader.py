@@ -56,7 +56,7 @@ from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
 from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard
 from feeder.order.skip import Skip
-from feeder.system.arrays import AnyArray, Int64s
+from feeder.system.arrays import AnyArray
 from feeder.system.limit_errors import explained
 from feeder.system.warning import warn
 from feeder.transforms import BatchOp
@@ -291,7 +291,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _serve_metrics(self) -> None:
         wanted = self.metrics if isinstance(self.metrics, Metrics) else Metrics(self.metrics)
         if wanted.port is not None and self._metrics_page is None:
-            self._metrics_page = MetricsPage(self, DataLoader._stage_words, wanted.port, wanted.address)
+            self._metrics_page = MetricsPage(self, wanted.port, wanted.address)
 
     def __repr__(self) -> str:
         if "_fast_path" not in vars(self):
@@ -659,10 +659,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._iterator = None
         if self._fast is not None:
             self._fast.retire()
-
-    def _stage_words(self) -> Int64s:
-        """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""
-        return self._generic_path.meters.words() if self._fast is None else self._fast.stage_words()
 
 
 _DEFAULTS = {

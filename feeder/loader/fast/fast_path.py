@@ -521,14 +521,11 @@ class FastPath:
         replaced = engine.replacements if engine is not None else []
         processes = self.options.num_workers + (self._service is not None)
         ids = _ids(self.dataset.reader)
-        stats = self._ledger.stats(self.stage_words(), replaced, processes, ids, self.decoder)
+        workers = engine.stages() if engine is not None else ()
+        words = np.stack([self._ledger.meter.words, self.work.meter.words, *workers])
+        stats = self._ledger.stats(words, replaced, processes, ids, self.decoder)
         slots = dict(NO_SLOTS) if iterator is None else iterator.slots()
         return {**stats, "backend": self.backend, "slots": slots, **self._sources()}
-
-    def stage_words(self) -> Int64s:
-        """The meters: int64 [2 + workers, METER_WORDS], this process's two first."""
-        workers = self._engine.stages() if self._engine is not None else ()
-        return np.stack([self._ledger.meter.words, self.work.meter.words, *workers])
 
     @property
     def _latest(self) -> FastIterator | None:

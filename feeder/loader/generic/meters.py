@@ -12,7 +12,6 @@ from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import Meter
 from feeder.loader.observe.stats import NO_SLOTS, stage_table
 from feeder.loader.observe.tally import Tally
-from feeder.system.arrays import Int64s
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
 
@@ -121,10 +120,6 @@ class GenericMeters(Tally):
         self.counts["elapsed_ns"] += now - self._asked_ns
         self._asked_ns = self._given_ns = now
 
-    def words(self) -> Int64s:
-        """Returns the meters: int64 [1 + workers, METER_WORDS], this process's first."""
-        return np.stack([self.meter.words, *(meter.words for meter in self._meters)])
-
     def stats(self, replacements: list[dict[str, Any]], slots: Mapping[str, int] | None) -> dict[str, Any]:
         """Returns statistics, see :meth:`feeder.DataLoader.stats`.
 
@@ -132,7 +127,7 @@ class GenericMeters(Tally):
             replacements: The replaced workers.
             slots: Numbers of the current iterator's slots, by use; None without an iterator.
         """
-        words = self.words()
+        words = np.stack([self.meter.words, *(meter.words for meter in self._meters)])
         stages = stage_table(words)
         sums = {f"{name}_ns": stages[name]["total_ns"] for name in ("fetch", "collate", "write") if name in stages}
         sums["busy_ns"] = self._busy_ns

@@ -23,7 +23,6 @@ __all__ = [
     "Meter",
     "bucket_ns",
     "bucket_of",
-    "octave_edges",
     "part_sums",
     "stage_at",
     "stage_rows",
@@ -96,11 +95,6 @@ def bucket_ns() -> Float64s:
     octave, quarter = np.divmod(np.arange(_BUCKETS - 2), 4)
     middles = 2.0 ** (octave + _SMALLEST_BITS) * (1.125 + 0.25 * quarter)
     return np.concatenate([[2.0 ** (_SMALLEST_BITS - 1)], middles, [2.0**_LARGEST_BITS]])
-
-
-def octave_edges() -> list[tuple[int, int]]:
-    """Returns (last bucket below the edge, b) for every edge between buckets at 2**b nanoseconds."""
-    return [(4 * k, _SMALLEST_BITS + k) for k in range(_LARGEST_BITS - _SMALLEST_BITS + 1)]
 
 
 class Meter:

@@ -23,12 +23,9 @@ from typing import Any, TypeVar
 
 from feeder.loader.observe.metrics_server import metrics_server
 from feeder.loader.observe.remote_counts import REMOTE_COUNTS
-from feeder.loader.observe.stats import stage_histograms
-from feeder.system.arrays import Int64s
 
 __all__ = ["MetricsPage"]
 
-_Words = Int64s
 _L = TypeVar("_L")
 
 _servers: dict[tuple[str, int], _Server] = {}
@@ -41,7 +38,6 @@ class MetricsPage:
 
     Args:
         loader: The loader; not kept alive.
-        stage_words: Returns its meters: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`.
         port: TCP port; 0 takes a free one, for a separate server.
         address: Address to listen on.
 
@@ -49,7 +45,7 @@ class MetricsPage:
         ArgumentError: if ``prometheus_client`` is missing, or the address or port can't be had.
     """
 
-    def __init__(self, loader: Any, stage_words: Callable[[Any], _Words], port: int, address: str) -> None:
+    def __init__(self, loader: Any, port: int, address: str) -> None:
         with _lock:
             server = _servers.get((address, port)) if port else None
             if server is None:
@@ -57,7 +53,7 @@ class MetricsPage:
                 _servers[address, server.port] = server
             self.url = server.url
             number = next(server.numbers)
-            server.loaders[number] = weakref.ref(loader), stage_words
+            server.loaders[number] = weakref.ref(loader)
         # At the loader's end, or by close(), whichever is first.
         self._leave = weakref.finalize(loader, server.loaders.pop, number, None)
         self._leave.atexit = False
@@ -73,7 +69,7 @@ def _begin_anew() -> None:
     servers = list(_servers.values())
     _servers.clear()
     for server in servers:
-        server.drop()
+        server._server.socket.close()  # whose copy here would keep the port taken
 
 
 os.register_at_fork(after_in_child=_begin_anew)
@@ -83,7 +79,7 @@ class _Server:
     """A server and its thread, which begins to serve when the lock is free, and has a loader by then."""
 
     def __init__(self, port: int, address: str) -> None:
-        self.loaders: dict[int, tuple[weakref.ref[Any], Callable[[Any], _Words]]] = {}
+        self.loaders: dict[int, weakref.ref[Any]] = {}
         self.numbers = itertools.count()
         another = (
             "port (each rank of a host needs its own: add the local rank), or 0 for a free one, or another address"
@@ -111,10 +107,6 @@ class _Server:
                 self._server.server_close()
             return bool(self.loaders)
 
-    def drop(self) -> None:
-        """Closes the socket in a forked child, whose copy would keep the port taken."""
-        self._server.socket.close()
-
 
 _COUNTERS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
     "batches": ("Batches handed out", lambda s: s["batches"]),
@@ -138,7 +130,7 @@ def _collect(reference: weakref.ref[_Server]) -> Iterator[Any]:
         return families.setdefault(name, kind(f"feeder_{name}", text, labels=["loader", *labels]))
 
     server = reference()
-    for number, (loader_of, stage_words) in list(server.loaders.items()) if server is not None else []:
+    for number, loader_of in list(server.loaders.items()) if server is not None else []:
         loader = loader_of()
         if loader is None:
             continue
@@ -154,11 +146,12 @@ def _collect(reference: weakref.ref[_Server]) -> Iterator[Any]:
         family(gauge, "workers", "Worker processes").add_metric([label], len(stats["workers"]))
 
         for stage, row in stats["stages"].items():
-            family(counter, "stage_bytes", "Bytes that a stage gave", "stage").add_metric([label, stage], row["bytes"])
-        for stage, (total_ns, ranks) in stage_histograms(stage_words(loader)).items():
-            spent = family(core.HistogramMetricFamily, "stage_seconds", "Runs of a stage", "stage")
-            buckets = [("+Inf" if edge is None else repr(edge / 1e9), rank) for edge, rank in ranks]
-            spent.add_metric([label, stage], buckets, total_ns / 1e9)
+            for name, text, value_now in (
+                ("stage_runs", "Runs of a stage", row["count"]),
+                ("stage_seconds", "Time of a stage", row["total_ns"] / 1e9),
+                ("stage_bytes", "Bytes that a stage gave", row["bytes"]),
+            ):
+                family(counter, name, text, "stage").add_metric([label, stage], value_now)
         for worker in stats["workers"]:
             for stage, row in worker["stages"].items():
                 of_worker = family(counter, "worker_stage_seconds", "Time of a worker in a stage", "worker", "stage")
