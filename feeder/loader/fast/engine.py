@@ -13,11 +13,11 @@ from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.device.page_lock import CudaGuard, page_lock
 from feeder.loader.fast.part_sizes import (
+    AHEAD_BYTES,
     PartSizes,
     enough_ahead,
     most_sent_parts,
     part_rows,
-    sent_ahead,
     sent_part_rows,
 )
 from feeder.loader.fast.pool import Pool, PoolOptions
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "EngineOptions"]
 
 _ALIGN = 64
+_MOST_SENT_AHEAD = 256
 _GROWTH = 1.25  # of slots that were too small: collated batches differ in size
 
 
@@ -157,7 +158,8 @@ class Engine:
         if options.ahead_is_given:
             return options.ahead
         if options.service is not None:
-            return sent_ahead(layout, options.ahead)
+            # As many as take little memory: how many servers there will be is not known.
+            return max(options.ahead, min(_MOST_SENT_AHEAD, AHEAD_BYTES // layout.slot_bytes))
         return enough_ahead(layout, options.workers, self._most_parts(layout), options.ahead)
 
     def grow_slots(self, wanted_bytes: int, rows: int) -> None:

@@ -73,7 +73,8 @@ def work_loop(connection: socket.socket, work: Work | None = None, init: Callabl
             work = unpack(Region(payload_bytes, descriptors[4], writable=False))
         assert work is not None
         channel.when_full = functools.partial(os.eventfd_write, board.sent, 1)  # the trainer has to read
-        _stay_alone()
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)  # as in torch's own workers: a forked process has none of its parent's threads
         if init is not None and relay is None:
             init(number)
         work.prepare()
@@ -143,13 +144,6 @@ def _map(view: SlotView) -> None:
     and many workers take long to have written each page of every slot."""
     for images in view.images:
         images.reshape(-1).view(np.uint8)[::_MAPPED_AT_ONCE].max(initial=0)
-
-
-def _stay_alone() -> None:
-    """Lets torch use one thread, as in torch's own workers: a forked process has none of its parent's threads."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)
 
 
 def make_part(

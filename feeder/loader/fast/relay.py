@@ -66,6 +66,7 @@ def answer_limit_s(usual_s: float, *, is_worker_free: bool) -> float:
     return max(_LEAST_LIMIT_S, min(_LATE * usual_s, most_s))
 
 
+@dataclass(eq=False)
 class Claims:
     """Takes parts off the board that local workers do not take.
 
@@ -74,33 +75,32 @@ class Claims:
         local_workers: Number of the workers that make parts here; 0 takes any part.
     """
 
-    def __init__(self, board: Board, local_workers: int) -> None:
-        self._board = board
-        self._local_workers = local_workers
-        self._seen = (-1, 0.0)  # the oldest part that waits, and since when
+    board: Board
+    local_workers: int
+    _seen: tuple[int, float] = field(default=(-1, 0.0), init=False)  # the oldest part that waits, and since when
 
     def take(self, row: int) -> Part | None:
         """Claims a part by a row, and takes the count that would wake a local worker for it; None if there is none."""
         if self._are_left_to_local_workers():
             return None
-        part = self._board.claim(row, fresh_only=self._local_workers > 0)
+        part = self.board.claim(row, fresh_only=self.local_workers > 0)
         with contextlib.suppress(BlockingIOError):
-            if part is not None or not self._board.unclaimed():
-                os.eventfd_read(self._board.event)
-                if part is None and self._board.unclaimed():  # published meanwhile
-                    os.eventfd_write(self._board.event, 1)
+            if part is not None or not self.board.unclaimed():
+                os.eventfd_read(self.board.event)
+                if part is None and self.board.unclaimed():  # published meanwhile
+                    os.eventfd_write(self.board.event, 1)
         return part
 
     def free_workers(self) -> int:
         """Returns the number of the local workers that would make another part now."""
-        return self._board.idle(self._local_workers) - self._board.unclaimed()
+        return self.board.idle(self.local_workers) - self.board.unclaimed()
 
     def _are_left_to_local_workers(self) -> bool:
         """Returns True if idle local workers are about to take all parts that wait."""
-        if not self._local_workers:
+        if not self.local_workers:
             return False
-        first, waiting = self._board.fresh()
-        if waiting > self._board.idle(self._local_workers):
+        first, waiting = self.board.fresh()
+        if waiting > self.board.idle(self.local_workers):
             return False
         now = time.monotonic()
         if self._seen[0] != first:

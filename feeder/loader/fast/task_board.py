@@ -131,14 +131,11 @@ class Board:
         self._put(parts, self._again, _AGAIN_TAIL)
         os.eventfd_write(self.event, 1)
 
-    def cancel(self) -> list[int]:
-        """Takes all unclaimed parts off the board; returns their numbers."""
+    def cancel(self) -> None:
+        """Takes all unclaimed parts off the board."""
         with self._locked():
-            numbers = []
-            for queue, head, tail in self._queues():
-                numbers += [queue[k % self.capacity] for k in range(self._header[head], self._header[tail])]
+            for _, head, tail in self._queues():
                 self._header[head] = self._header[tail]
-        return numbers
 
     def claim(self, worker: int, *, fresh_only: bool = False) -> Part | None:
         """Claims the next part for a worker; returns None if there is none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader
@@ -182,15 +183,15 @@ class _OnDevice:
         return batch
 
 
+@dataclass(eq=False)
 class _WithStates:
     """An iterator's batches, each with the state after it; see :class:`feeder.loader.device.feed.BatchSource`."""
 
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
+    iterator: Any
 
     def next(self) -> tuple[dict[str, Any], Any]:
-        batch = next(self._iterator)
-        return self._iterator.state_dict(), batch
+        batch = next(self.iterator)
+        return self.iterator.state_dict(), batch
 
     def ready(self) -> bool:
         return True

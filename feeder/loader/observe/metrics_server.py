@@ -11,7 +11,7 @@ from wsgiref import simple_server
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Handler", "HttpServer", "metrics_server"]
+__all__ = ["Handler", "metrics_server"]
 
 
 class HttpServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
