@@ -19,7 +19,7 @@ __all__ = ["directory_of", "serve_file"]
 _MOST_BYTES = 1 << 20
 
 
-def serve_file(path: str, options: ServerOptions, metrics_port: int | None = None) -> None:
+def serve_file(path: str, options: ServerOptions, metrics_port: int | None) -> None:
     """Runs a server until the process is told to end by SIGTERM or SIGINT.
 
     Args:

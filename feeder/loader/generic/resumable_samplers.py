@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -303,7 +303,7 @@ class IndexIterator:
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes to a place from :meth:`state`; passes over what is before it if sampler and iterator have no state."""
-        inner = cast("dict[str, Any]", state["_sampler_iter_state"] or {})
+        inner: dict[str, Any] = state["_sampler_iter_state"] or {}
         if self._draws is not None and DRAWS_KEY in state:  # torchdata's states have none
             self._drawn = self._draws.resume(state[DRAWS_KEY])
         own, iterator = state["_index_sampler_state"], inner or None

@@ -115,8 +115,8 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         loader: DataLoader[Any],
         meters: GenericMeters,
         state: dict[str, Any] | None,
-        base_seed: int | None = None,
-        images: ImageOptions | None = None,
+        base_seed: int | None,
+        images: ImageOptions | None,
     ) -> None:
         self.meters = meters
 

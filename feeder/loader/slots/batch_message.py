@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Slot:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Returns a contiguous tensor in the slot, or None if it doesn't fit."""
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if not size or self.used + size > self.memory.size:  # counted as wanted when it is placed
             return None
         offset = self.take(size)
