@@ -84,13 +84,12 @@ def work_loop(connection: socket.socket, work: Work | None = None, init: Callabl
 
     whole = ring.array(np.uint8, (slots, layout.slot_bytes))
     view_of = _part_views(layout, whole, work)
+    waits.heartbeat = lambda: board.heartbeat(number)
     if relay is not None:
-        waits.heartbeat = lambda: board.heartbeat(number)
         relay(channel, board, rows, view_of, work).run()
         return
 
     board.heartbeat(number)
-    waits.heartbeat = lambda: board.heartbeat(number)
     _make_parts(channel, board, number, view_of, work)
 
 
