@@ -80,7 +80,7 @@ class CountedIterator(_BaseDataLoaderIter):
     def _catch_up(self, state: dict[str, Any]) -> None:
         """Makes the batches between a state's snapshot and its place again, and drops them."""
         for _ in range(state["_steps_since_snapshot"]):
-            next(self)  # type: ignore[call-overload]
+            next(self)
         self.progress.finished = state["_iterator_finished"]
 
     def _load_main(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         if own is not None:
             load_if_stateful(self._dataset, own["dataset_state"])
 
-        samples = self._dataset
+        samples: Any = self._dataset
         if images is not None:
             is_stacked = self._auto_collation and self._collate_fn is default_collate
             samples = EncodedSamples(samples, images, is_stacked=is_stacked)

@@ -73,6 +73,7 @@ def metrics_server(
         ) from None
     registry = prometheus_client.CollectorRegistry(auto_describe=False)
     registry.register(_Collector(collect))
+
     try:
         server = HttpServer(address, port)
     except (OSError, OverflowError) as error:

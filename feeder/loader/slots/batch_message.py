@@ -132,7 +132,7 @@ class _Pickler(pickle.Pickler):
 
 def pack(value: Any, slot: Slot) -> Packed:
     """Pickles a batch; its tensors' and arrays' bytes go into the slot if they fit."""
-    file, memory = io.BytesIO(), pickle.PickleBuffer(slot.memory)
+    file, memory = io.BytesIO(), pickle.PickleBuffer(slot.memory)  # type: ignore[arg-type]
     pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=lambda buffer: buffer is not memory)
     pickler.slot = slot
     pickler.memory = memory
