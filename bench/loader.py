@@ -62,6 +62,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.observe.meter import part_sums
 from feeder.loader.observe.stats import stage_table
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.loader.workers.fork_server import ForkServer
@@ -289,7 +290,6 @@ def _cold_read(path: str, passes: int) -> tuple[float, float]:
     work = make_work(ShardDataset(path, RECIPE))
     count = len(work.reader)
     images, labels = np.empty((64, 3, 224, 224), np.uint8), np.empty(64, np.int64)
-    spent_ns = 0
     before = _disk_bytes()
     for seed in range(passes):
         for tar in Path(path).glob("*.tar"):
@@ -298,7 +298,8 @@ def _cold_read(path: str, passes: int) -> tuple[float, float]:
         ids = np.random.default_rng(seed).permutation(count)
         for part in np.array_split(ids, -(-count // 64)):
             view = SlotView(Samples.of(part, part), labels[: len(part)], (images[: len(part)],))
-            spent_ns += work.run(0, view).read_ns
+            work.run(0, view)
+    spent_ns = part_sums(work.meter.words)["read_ns"]
     return spent_ns / count / passes / 1000, (_disk_bytes() - before) / count / passes
 
 

@@ -82,7 +82,7 @@ class Sleeper(Work):
     def run(self, epoch: int, view: Any, heartbeat: Any = None) -> PartReport:
         time.sleep(self.image_s * len(view.labels))
         view.labels[:] = view.samples.ids
-        return PartReport(encoded_bytes=len(view.labels))
+        return PartReport()
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,8 @@ def run_rank(number: int, rank: Rank, options: Any) -> dict[str, float]:
     )
     order = Order(_SAMPLES, 0, True)
     progress = EpochProgress(Place(), Split(_SAMPLES, size, number, options.ranks, True), order=order)
-    engine = make_engine(work, epoch_options, None, decodes_here=False)
+    engine = make_engine(work, epoch_options, None)
     epoch = Epoch(
-        dataset=None,
         progress=progress,
         requests=requests(progress),
         options=epoch_options,

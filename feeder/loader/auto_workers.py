@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from feeder.loader.path_choice import PathChoice
 from feeder.system.cores import cores, local_world_size
 from feeder.system.text import count
 
-__all__ = ["MOST_THREADS", "WorkersChoice", "settle_workers"]
+__all__ = ["MOST_THREADS", "settle_workers"]
 
 _log = logging.getLogger("feeder")
 
@@ -39,24 +38,9 @@ MOST_THREADS = 8  # of a worker; see Note [Threads for processes]
 _FEW_WORKERS = 8
 
 
-@dataclass(frozen=True)
-class WorkersChoice:
-    """A number of workers, and of the threads of each.
-
-    Attributes:
-        num_workers: 1 or more.
-        worker_threads: 1 or more.
-        reason: The cores that they are for, in words.
-    """
-
-    num_workers: int
-    worker_threads: int
-    reason: str
-
-
 def settle_workers(
     given: Mapping[str, Any], path: PathChoice, device: torch.device | None
-) -> tuple[int, int | None, WorkersChoice | None]:
+) -> tuple[int, int | None, dict[str, Any] | None]:
     """Returns numbers in place of "auto", for a loader that is about to be made.
 
     Args:
@@ -65,7 +49,8 @@ def settle_workers(
         device: The device that batches go to.
 
     Returns:
-        Number of workers; threads of each, None: not given; the choice of the former, None: it was given.
+        Number of workers; threads of each, None: not given; the choice of the former as :meth:`feeder.DataLoader.stats`
+        has it, None: it was given.
 
     Raises:
         ArgumentError: for a number of workers that is another word.
@@ -82,9 +67,9 @@ def settle_workers(
     usable, words = _cores_of_rank()
     if not isinstance(threads, int):
         threads = _threads_by_rule(usable) if _threads_share(given, path, device) else 1
-    choice = WorkersChoice(max(1, usable // threads), threads, words)
-    _log.info("num_workers is %d, of %s each: %s", choice.num_workers, count(threads, "thread"), words)
-    return choice.num_workers, threads, choice
+    number = max(1, usable // threads)
+    _log.info("num_workers is %d, of %s each: %s", number, count(threads, "thread"), words)
+    return number, threads, {"num_workers": number, "worker_threads": threads, "reason": words}
 
 
 def _threads_share(given: Mapping[str, Any], path: PathChoice, device: torch.device | None) -> bool:
@@ -98,10 +83,7 @@ def _threads_share(given: Mapping[str, Any], path: PathChoice, device: torch.dev
 
 def _threads_by_rule(usable: int) -> int:
     """Returns the number of threads of each worker on so many cores; see Note [Threads for processes]."""
-    threads = 1
-    while threads < MOST_THREADS and usable // threads > _FEW_WORKERS:
-        threads *= 2
-    return threads
+    return next((threads for threads in (1, 2, 4) if usable // threads <= _FEW_WORKERS), MOST_THREADS)
 
 
 def _cores_of_rank() -> tuple[int, str]:

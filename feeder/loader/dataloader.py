@@ -31,7 +31,6 @@ from feeder.loader.observe.remote_counts import remote_counts
 from feeder.loader.options import (
     DEFAULT_COLLATES,
     DEFAULT_PREFETCH,
-    CopyStream,
     DeviceOptions,
     Fixed,
     ImageOptions,
@@ -40,6 +39,7 @@ from feeder.loader.options import (
     ToDevice,
     WorkerOptions,
     change_refusal,
+    copy_stream,
 )
 from feeder.loader.path_choice import choose_path, tell_of_conversion
 from feeder.loader.run_seed import RunSeed, checked_seed
@@ -56,7 +56,7 @@ from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
 from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard
 from feeder.order.skip import Skip
-from feeder.system.arrays import AnyArray, Int64s
+from feeder.system.arrays import AnyArray
 from feeder.system.limit_errors import explained
 from feeder.system.warning import warn
 from feeder.transforms import BatchOp
@@ -291,7 +291,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _serve_metrics(self) -> None:
         wanted = self.metrics if isinstance(self.metrics, Metrics) else Metrics(self.metrics)
         if wanted.port is not None and self._metrics_page is None:
-            self._metrics_page = MetricsPage(self, DataLoader._stage_words, wanted.port, wanted.address)
+            self._metrics_page = MetricsPage(self, wanted.port, wanted.address)
 
     def __repr__(self) -> str:
         if "_fast_path" not in vars(self):
@@ -442,9 +442,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return DrawnSampler(sampler, self._draws) if self._path_choice.takes_encoded else sampler
 
     @functools.cached_property
-    def _stream(self) -> CopyStream:
+    def _stream(self) -> Callable[[], Any]:
         """The stream of the copies; the same for all iterators."""
-        return CopyStream(self._target_device)
+        return copy_stream(self._target_device)
 
     @functools.cached_property
     def _static(self) -> StaticBuffers | None:
@@ -459,13 +459,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"skip= is for feeder's path. Here {reason}. Leave the samples out by a Subset")
 
     def __getstate__(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"_fast_path": None, "_generic_path": GenericPath(self.num_workers)}
-        own |= {"_iterator": None, "_metrics_page": None}
+        own = dict.fromkeys(("_fast_path", "_iterator", "_metrics_page"))
         own |= {name: copy.copy(getattr(self, name)) for name in ("_seed", "_draws", "_told")}
-        return {k: v for k, v in self.__dict__.items() if k not in ("_stream", "_static")} | own
+        return {k: v for k, v in self.__dict__.items() if k not in ("_generic_path", "_stream", "_static")} | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._generic_path = GenericPath(self.num_workers)
         follow_sampler(self)
 
     def __iter__(self) -> Any:
@@ -497,7 +497,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super().__len__()
         if not self._fast.own_order:
             return len(self.batch_sampler)  # type: ignore[arg-type]
-        return len(self._fast.split(self._options(), Place(self._fast.epoch)))
+        return len(self._fast.split(self._options(), Place(self._fast.place().epoch)))
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; those after it go on from there.
@@ -628,7 +628,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if remote is not None:
             stats["remote"] = remote
         choice = self._workers_choice
-        return stats if choice is None else stats | {"auto": dataclasses.asdict(choice)}
+        return stats if choice is None else stats | {"auto": dict(choice)}
 
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the fast path's running workers."""
@@ -659,10 +659,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._iterator = None
         if self._fast is not None:
             self._fast.retire()
-
-    def _stage_words(self) -> Int64s:
-        """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""
-        return self._generic_path.meters.words() if self._fast is None else self._fast.stage_words()
 
 
 _DEFAULTS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,7 +27,6 @@ __all__ = [
     "DEFAULT_COLLATES",
     "DEFAULT_PREFETCH",
     "SAMPLER_OF_A_FRAMEWORK",
-    "CopyStream",
     "DeviceOptions",
     "Fixed",
     "ImageOptions",
@@ -35,6 +35,7 @@ __all__ = [
     "ToDevice",
     "WorkerOptions",
     "change_refusal",
+    "copy_stream",
 ]
 
 DEFAULT_PREFETCH = 2  # torch's
@@ -189,11 +190,6 @@ class ImageOptions:
                 "feeder.Encoded the workers decode: take backend='cpu', 'pillow', or 'dali' without device='cuda'"
             )
 
-    @property
-    def decoder(self) -> tuple[str | Dali, str, int]:
-        """Backend, fidelity and threads."""
-        return self.backend, self.fidelity, self.threads
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
@@ -297,7 +293,7 @@ class DeviceOptions:
     Attributes:
         target: The device that batches go to; None: they stay where they are made.
         ahead: Batches that are copied before the caller asks for them, 0 or more.
-        stream: The stream of the copies.
+        stream: Returns the stream of the copies; None: there is none, as without a GPU.
         put: Copies a batch on the device to addresses that never change, and returns it there; None: each batch has
             memory of its own.
         pin_memory: Whether batches on the host are page-locked.
@@ -305,7 +301,7 @@ class DeviceOptions:
 
     target: torch.device | None = None
     ahead: int = 2
-    stream: CopyStream | None = None
+    stream: Callable[[], Any] = lambda: None
     put: Callable[[Any], Any] | None = None
     pin_memory: bool = False
 
@@ -335,19 +331,8 @@ def change_refusal(name: str) -> ArgumentError:
     return ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
 
 
-class CopyStream:
-    """A CUDA stream that is made when it is first used: that takes hundreds of MiB of the GPU.
-
-    Args:
-        device: The GPU; any other device has no streams.
-    """
-
-    def __init__(self, device: torch.device | None) -> None:
-        self._device = device
-        self._stream: Any = None
-
-    def get(self) -> Any:
-        """Returns the stream, the same one each time; None without a GPU."""
-        if self._stream is None and self._device is not None and self._device.type == "cuda":
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return self._stream
+def copy_stream(device: torch.device | None) -> Callable[[], Any]:
+    """Returns a function that returns a CUDA stream, the same one each time; None for any device but a GPU. The first
+    call makes it: that takes hundreds of MiB of the GPU."""
+    is_gpu = device is not None and device.type == "cuda"
+    return functools.cache(lambda: torch.cuda.Stream(device) if is_gpu else None)  # type: ignore[no-untyped-call]

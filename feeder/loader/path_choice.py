@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -117,7 +117,10 @@ class PathChoice:
         if refused:
             raise self._refusal(refused)
         if self.reason is not None:
-            self._warn(current_ranks(ranks)[1])
+            world_size, further = current_ranks(ranks)[1], ""
+            if world_size > 1 and self.own_order:
+                further = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
+            warn(f"this loader runs torch's path, without feeder's order, rank split and speed: {self.reason}{further}")
 
     def _refusal(self, names: list[str]) -> ArgumentError:
         are, them = ("is", "it") if len(names) == 1 else ("are", "them")
@@ -130,12 +133,6 @@ class PathChoice:
             f"{', '.join(names)} {are} for feeder's datasets, in batches of images of one size. Here "
             f"{self.generic_reason}. Leave {them} out{way}"
         )
-
-    def _warn(self, world_size: int) -> None:
-        further = ""
-        if world_size > 1 and self.own_order:
-            further = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
-        warn(f"this loader runs torch's path, without feeder's order, rank split and speed: {self.reason}{further}")
 
 
 def choose_path(given: Mapping[str, Any], ranks: tuple[int, int] | None) -> PathChoice:
@@ -251,17 +248,11 @@ def _wrapped(value: Any, depth: int) -> FeederDataset | None:
     if isinstance(value, FeederDataset):
         return value
     if depth:
-        for item in _kept(value):
+        is_list = isinstance(value, (list, tuple))
+        for item in value[:_MOST_ITEMS] if is_list else getattr(value, "__dict__", {}).values():
             if isinstance(item, (Dataset, list, tuple)) and (found := _wrapped(item, depth - 1)) is not None:
                 return found
     return None
-
-
-def _kept(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        yield from value[:_MOST_ITEMS]
-    else:
-        yield from getattr(value, "__dict__", {}).values()
 
 
 def _choose_shuffle(

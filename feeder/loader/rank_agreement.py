@@ -41,12 +41,10 @@ class Connection(NamedTuple):
 
     Attributes:
         store: An object with ``compare_set``, ``set``, ``get`` and ``check`` as torch.distributed's stores have them.
-        rank: This rank.
         life: The group's number; see :func:`feeder.loader.group_store.group_life`.
     """
 
     store: Any
-    rank: int
     life: int
 
 
@@ -54,7 +52,7 @@ def connect(rank: int) -> Connection | None:
     """Returns a connection to the other ranks of torch.distributed's default group; None without a group or a store."""
     store = group_store()
     life = None if store is None else within(PATIENCE_S, lambda: group_life(store, rank))
-    return None if life is None else Connection(store, rank, life)
+    return None if life is None else Connection(store, life)
 
 
 def epoch_values(identity: Mapping[str, Any], split: Split, recipe: Any, epoch: int) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class RunSeed:
         """Returns the connection to the group's other ranks; publishes rank 0's seed with the first one."""
         connection = connect(rank)
         if connection is not None and self._key is None:
-            store, _, life = connection
+            store, life = connection
             place = self._place, life, rank
             number = _made[place] = _made.get(place, 0) + 1
             key = self._key = f"feeder/seed/{life}/{self._place}/{number}"

@@ -40,7 +40,7 @@ class Client:
         parts: The parts that it waits for, by its numbers.
     """
 
-    def __init__(self, connection: socket.socket, address: str, memory: PartMemory, *, is_local: bool = False) -> None:
+    def __init__(self, connection: socket.socket, address: str, memory: PartMemory, *, is_local: bool) -> None:
         connection.setblocking(False)
         if not is_local:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

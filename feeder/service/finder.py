@@ -111,12 +111,9 @@ def find(name: str, address: str, relays: Relays) -> None:
 
         check_ray_address(address)
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    except ModuleNotFoundError:
-        relays.tell({"problem": "the package ray is missing: pip install 'feeder-data[ray]'"})
-        relays.wait(ALONE_S)
-        return
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        relays.tell({"problem": cant_join(address, error)})
+    except (ModuleNotFoundError, ConnectionError, RuntimeError, ValueError) as error:
+        missing = "the package ray is missing: pip install 'feeder-data[ray]'"
+        relays.tell({"problem": missing if isinstance(error, ModuleNotFoundError) else cant_join(address, error)})
         relays.wait(ALONE_S)
         return
     known: Any = {}

@@ -196,23 +196,16 @@ class Receiver:
         self.limits = limits
         self._takes_descriptors = takes_descriptors
         self.descriptors: list[int] = []
-        self._place = place or (lambda kind, message, size_bytes: [memoryview(bytearray(size_bytes))])
-        self._begin()
-
-    def _begin(self) -> None:
-        self._stage = 0  # 0: head, 1: JSON, 2: payload
-        self._kind = Kind.HEARTBEAT
-        self._sizes = (0, 0)
-        self._message = dict[str, Any]()
-        self._payload: list[memoryview] = []
-        self._todo: deque[memoryview] = deque([memoryview(bytearray(HEAD.size))])
-        self._whole = self._todo[0]
-        self._dropped = 0
         self.is_midway = False
+        self._place = place or (lambda kind, message, size_bytes: [memoryview(bytearray(size_bytes))])
+        self._todo: deque[memoryview] = deque()  # the buffers that are being filled
+        self._payload: list[memoryview] = []
+        self._dropped = 0  # bytes that are to be received and dropped
+        self._steps = self._parse()
 
     def drop_payload(self) -> None:
         """Has the rest of the payload that is being received dropped: its buffers are not touched again."""
-        if self._stage == 2:
+        if self._payload:
             self._dropped += sum(len(each) for each in self._todo)
             self._todo.clear()
             self._payload = []
@@ -231,20 +224,14 @@ class Receiver:
             while self._todo or self._dropped:
                 if not self._receive():
                     return
-            frame = self._next_stage()
+            frame = next(self._steps)
             if frame is not None:
                 most -= 1
                 yield frame
 
     def _receive(self) -> bool:
         """Receives some bytes; returns False if there are none now."""
-        if not self._todo:
-            buffer = memoryview(bytearray(min(self._dropped, _SCRATCH_BYTES)))
-        else:
-            buffer = self._todo[0]
-            if not len(buffer):
-                self._todo.popleft()
-                return True
+        buffer = self._todo[0] if self._todo else memoryview(bytearray(min(self._dropped, _SCRATCH_BYTES)))
         try:
             count = self._received(buffer) if self._takes_descriptors else self._connection.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
@@ -267,44 +254,49 @@ class Receiver:
                 self.descriptors += array.array("i", data)
         return count
 
-    def _next_stage(self) -> Frame | None:
-        """Goes on after all bytes of a stage have come; returns the frame if that was the last."""
-        if self._stage == 0:
-            magic, kind, *sizes = HEAD.unpack(self._whole)
-            most = self.limits.get(kind)
-            if magic != _MAGIC or most is None or sizes[0] > most[0] or sizes[1] > most[1]:
-                raise ProtocolError(f"a frame of kind {kind} and {sizes[0]} + {sizes[1]} bytes")
-            self._kind = Kind(kind)
-            self._sizes = (sizes[0], sizes[1])
-            self._whole = memoryview(bytearray(sizes[0]))
-            self._todo.append(self._whole)
-            self._stage = 1
-            return None
+    def _parse(self) -> Iterator[Frame | None]:
+        """Yields None whenever bytes are to be received, which it goes on with, and each frame that is whole."""
+        while True:
+            head = self._awaited(HEAD.size)
+            yield None
 
-        if self._stage == 1:
+            magic, number, json_bytes, payload_bytes = HEAD.unpack(head)
+            most = self.limits.get(number)
+            if magic != _MAGIC or most is None or json_bytes > most[0] or payload_bytes > most[1]:
+                raise ProtocolError(f"a frame of kind {number} and {json_bytes} + {payload_bytes} bytes")
+            kind, text = Kind(number), self._awaited(json_bytes)
+            yield None
+
             try:
-                message = json.loads(bytes(self._whole))
+                message = json.loads(text)
             except (ValueError, RecursionError):
                 raise ProtocolError("a frame without JSON") from None
             if not isinstance(message, dict):
                 raise ProtocolError("a frame without an object")
-            self._message = message
-            self._stage = 2
 
-            if self._sizes[1]:
-                buffers = self._place(self._kind, message, self._sizes[1])
-                if buffers is None:
-                    self._dropped = self._sizes[1]
-                elif sum(len(each) for each in buffers) != self._sizes[1]:
-                    raise ProtocolError(f"a payload of {self._sizes[1]} bytes")
-                else:
-                    self._payload = list(buffers)
-                    self._todo.extend(buffers)
-                return None
+            if payload_bytes:
+                self._await_payload(self._place(kind, message, payload_bytes), payload_bytes)
+                yield None
 
-        frame = Frame(self._kind, self._message, self._payload)
-        self._begin()
-        return frame
+            self.is_midway = False
+            yield Frame(kind, message, self._payload)
+            self._payload = []
+
+    def _awaited(self, size_bytes: int) -> bytearray:
+        """Returns memory that so many bytes will be received into."""
+        data = bytearray(size_bytes)
+        if size_bytes:
+            self._todo.append(memoryview(data))
+        return data
+
+    def _await_payload(self, buffers: Sequence[memoryview] | None, size_bytes: int) -> None:
+        if buffers is None:
+            self._dropped = size_bytes
+            return
+        if sum(len(each) for each in buffers) != size_bytes:
+            raise ProtocolError(f"a payload of {size_bytes} bytes")
+        self._payload = list(buffers)
+        self._todo.extend(each for each in buffers if len(each))
 
 
 class Sender:

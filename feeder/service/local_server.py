@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-from types import FrameType
 from typing import Any
 
 from feeder.errors import ArgumentError, ServiceError
@@ -20,7 +19,7 @@ __all__ = ["directory_of", "serve_file"]
 _MOST_BYTES = 1 << 20
 
 
-def serve_file(path: str, options: ServerOptions, metrics_port: int | None = None) -> None:
+def serve_file(path: str, options: ServerOptions, metrics_port: int | None) -> None:
     """Runs a server until the process is told to end by SIGTERM or SIGINT.
 
     Args:
@@ -40,12 +39,8 @@ def serve_file(path: str, options: ServerOptions, metrics_port: int | None = Non
     _check_free(path)
     try:
         server = Server(options)
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            server.stop()
-
         for number in (signal.SIGTERM, signal.SIGINT):  # before anybody is told of the server, by the file
-            signal.signal(number, stop)
+            signal.signal(number, lambda *_: server.stop())
         _write(path, {"token": options.token, "servers": [list(server.address)]})
     except OSError as error:
         raise ServiceError(f"can't serve on {host}, or write {path}: {error.strerror or error}") from None

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from feeder.loader.workers.fork_server import fork
 from feeder.loader.workers.supervisor import Supervisor, Worker
@@ -18,7 +18,7 @@ from feeder.service.part_memory import PartMemory, WorkSize
 from feeder.service.part_queue import Task
 from feeder.system.process_usage import stat_fields
 
-__all__ = ["NUMBER_BYTES", "Answer", "KnownWork", "Makers"]
+__all__ = ["NUMBER_BYTES", "KnownWork", "Makers"]
 
 NUMBER_BYTES = 24  # of a sample: position, id, repeats
 _TARGET = "feeder.service.part_maker:part_maker"
@@ -33,33 +33,17 @@ class _Maker(Worker):
     works: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
 
+@dataclass
 class KnownWork:
     """Work that some client has asked for.
 
     Args:
         data: Its JSON, as the client has sent it.
-
-    Attributes:
         size: The memory that its parts take; None until the work was checked.
     """
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.size: WorkSize | None = None
-
-
-class Answer(NamedTuple):
-    """The end of a task.
-
-    Attributes:
-        kind: ACCEPTED or RESULT, or FAILED.
-        message: The message with it.
-        data: What comes with the message: a part's report.
-    """
-
-    kind: Kind
-    message: dict[str, Any]
-    data: bytes = b""
+    data: bytes
+    size: WorkSize | None = None
 
 
 class Makers(Supervisor[_Maker]):
@@ -70,7 +54,8 @@ class Makers(Supervisor[_Maker]):
         here: Arguments of :class:`feeder.service.roots.Roots`.
         memory: PartMemory for results.
         selector: Has their sockets, with their numbers as data.
-        end: Is told of the end of a task.
+        end: Is told of the end of a task: of its kind, ACCEPTED, RESULT or FAILED, the message with it, and what comes
+            with that, a part's report.
 
     Attributes:
         lost: Number of those that died.
@@ -82,7 +67,7 @@ class Makers(Supervisor[_Maker]):
         here: Mapping[str, Any],
         memory: PartMemory,
         selector: selectors.BaseSelector,
-        end: Callable[[Task, Answer], None],
+        end: Callable[[Task, Kind, dict[str, Any], bytes], None],
     ) -> None:
         super().__init__(_Maker, _HANG_S)
         self._count = count
@@ -127,8 +112,10 @@ class Makers(Supervisor[_Maker]):
             maker.works.move_to_end(task.digest)
         else:
             self._send_work(number, task.digest, work)
-        if task.kind == Kind.PART:
-            self._send_part(number, task)
+        if task.memory is not None:
+            at = [task.memory.offset, task.memory.size_bytes]
+            message = {"digest": task.digest, "epoch": task.epoch, "size": task.size, "at": at}
+            self.send(number, Kind.PART, join_json(message, task.numbers))
 
     def hear(self, number: int) -> None:
         """Takes the answers of one; replaces it if it has died."""
@@ -145,7 +132,7 @@ class Makers(Supervisor[_Maker]):
             raise RuntimeError("processes that make parts end before they begin; what they printed says why")
         self.lost += 1
         if task is not None:
-            self._end(task, Answer(Kind.FAILED, {"error": "the process that made it has died"}))
+            self._end(task, Kind.FAILED, {"error": "the process that made it has died"}, b"")
         self._start(number)
 
     def _start(self, number: int) -> None:
@@ -162,25 +149,15 @@ class Makers(Supervisor[_Maker]):
         message = {"digest": digest, "forget": forget}
         self.send(number, Kind.WORK, join_json(message, work.data))
 
-    def _send_part(self, number: int, task: Task) -> None:
-        assert task.memory is not None
-        message = {
-            "digest": task.digest,
-            "epoch": task.epoch,
-            "size": task.size,
-            "at": [task.memory.offset, task.memory.size_bytes],
-        }
-        self.send(number, Kind.PART, join_json(message, task.numbers))
-
     def _take_answers(self, number: int, maker: _Maker) -> None:
         for kind, data in self.messages(number):
             task = maker.task
             if task is None:
                 continue
-            answer = Answer(Kind(kind), *split_json(data))
-            of = answer.message.pop("of")
+            message, report = split_json(data)
+            of = message.pop("of")
             if kind == Kind.FAILED and of == Kind.WORK:
                 maker.works.pop(task.digest, None)
             if task.kind == of:  # else that of the work before a part, which fails as its work does
                 maker.task = None
-                self._end(task, answer)
+                self._end(task, Kind(kind), message, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,24 +27,20 @@ _COUNTERS = {
 _OF_JOBS = {"parts": "Parts given out", "images": "Images given out", "failed": "Parts that could not be made"}
 
 
-class _Collector:
-    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
-        self._status = status
+def _collect(status: Callable[[], dict[str, Any]]) -> Iterator[Any]:
+    from prometheus_client import core
 
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client import core
-
-        found = self._status()
-        for name, text in _GAUGES.items():
-            yield core.GaugeMetricFamily(f"feeder_service_{name}", text, value=found[name])
-        for name, text in _COUNTERS.items():
-            shown = name.replace("_s", "_seconds")
-            yield core.CounterMetricFamily(f"feeder_service_{shown}", text, value=found[name])
-        for name, text in _OF_JOBS.items():
-            family = core.CounterMetricFamily(f"feeder_service_job_{name}", text, labels=["job"])
-            for job, counts in found["jobs"].items():
-                family.add_metric([job], counts[name])
-            yield family
+    found = status()
+    for name, text in _GAUGES.items():
+        yield core.GaugeMetricFamily(f"feeder_service_{name}", text, value=found[name])
+    for name, text in _COUNTERS.items():
+        shown = name.replace("_s", "_seconds")
+        yield core.CounterMetricFamily(f"feeder_service_{shown}", text, value=found[name])
+    for name, text in _OF_JOBS.items():
+        family = core.CounterMetricFamily(f"feeder_service_job_{name}", text, labels=["job"])
+        for job, counts in found["jobs"].items():
+            family.add_metric([job], counts[name])
+        yield family
 
 
 def serve_metrics(status: Callable[[], dict[str, Any]], host: str, port: int) -> str:
@@ -57,6 +54,6 @@ def serve_metrics(status: Callable[[], dict[str, Any]], host: str, port: int) ->
     Raises:
         ArgumentError: if ``prometheus_client`` is missing, or the port can't be had.
     """
-    server = metrics_server(_Collector(status), host, port, "--metrics-port", "--metrics-port")
+    server = metrics_server(functools.partial(_collect, status), host, port, "--metrics-port", "--metrics-port")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://{host}:{server.server_port}/metrics"

@@ -6,6 +6,7 @@ import json
 import math
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -142,7 +143,9 @@ class _Maker:
         offset, size_bytes = message["at"]
         view = SlotView.of(layout, self._whole[offset : offset + size_bytes], Samples(*numbers), sizes)
         work.meter = Meter()
+        started = time.perf_counter_ns()
         report = work.run(message["epoch"], view, self._heartbeat)
+        work.meter.add_part(time.perf_counter_ns() - started)
         return _places(self._whole, view), json.dumps(report_to_json(report, work.meter)).encode()
 
 

@@ -6,6 +6,7 @@ import operator
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.service.frames import Kind
@@ -18,6 +19,7 @@ _MOST_PASSED = 7
 Key = tuple[str, int, bytes, tuple[int, int] | None]
 
 
+@dataclass(eq=False)
 class Task:
     """Something that a part maker does: a part, or the check of some work.
 
@@ -35,31 +37,21 @@ class Task:
         memory: The memory that a part is made in.
         is_started: False while it waits.
         passed: Number of turns in which a job's next task was left for another job's, see Note [Turns].
-        turn_of: The job of whose share of the cores it takes one while it is under way.
+        turn_of: The job of whose share of the cores it takes one while it is under way; empty before.
     """
 
-    def __init__(
-        self,
-        kind: Kind,
-        job: str,
-        digest: str,
-        epoch: int = 0,
-        numbers: bytes = b"",
-        size: tuple[int, int] | None = None,
-        size_bytes: int = 0,
-    ) -> None:
-        self.kind = kind
-        self.job = job
-        self.digest = digest
-        self.epoch = epoch
-        self.numbers = numbers
-        self.size = size
-        self.size_bytes = size_bytes
-        self.waiters: list[tuple[Any, int]] = []
-        self.memory: MemoryPiece | None = None
-        self.is_started = False
-        self.passed = 0
-        self.turn_of = job
+    kind: Kind
+    job: str
+    digest: str
+    epoch: int = 0
+    numbers: bytes = b""
+    size: tuple[int, int] | None = None
+    size_bytes: int = 0
+    waiters: list[tuple[Any, int]] = field(default_factory=list)
+    memory: MemoryPiece | None = None
+    is_started: bool = False
+    passed: int = 0
+    turn_of: str = ""
 
     @property
     def place(self) -> tuple[int, int]:

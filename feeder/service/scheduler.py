@@ -11,7 +11,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.fast.work_json import check_work, size_from_json
 from feeder.service.connection import Client
 from feeder.service.frames import Kind, ProtocolError, whole
-from feeder.service.makers import NUMBER_BYTES, Answer, KnownWork, Makers
+from feeder.service.makers import NUMBER_BYTES, KnownWork, Makers
 from feeder.service.part_memory import PartMemory, Result, ResultWindow, WorkSize, memory_bytes
 from feeder.service.part_queue import PartQueue, Task
 from feeder.service.server_options import ServerOptions
@@ -37,7 +37,8 @@ class Scheduler:
     """
 
     def __init__(self, options: ServerOptions, selector: selectors.BaseSelector) -> None:
-        self._cores = options.cores
+        # Twice a client's largest credit, as it may take some parts back.
+        self._most_owed = 2 * (options.cores + max(2, options.cores // 2)) + 16
         self._job_cores = min(options.cores, options.job_cores or options.cores)
         self.memory = PartMemory(memory_bytes(options.window_bytes, options.cores))
         self._window = ResultWindow(options.window_bytes, self.memory)
@@ -129,16 +130,6 @@ class Scheduler:
         share = -(-self._job_cores // len({task.digest for task in self._tasks.values()} | {client.digest}))
         return {"credit": share + max(2, share // 2)}
 
-    def _most_owed(self) -> int:
-        """Number of parts that a client may be owed: twice its largest credit, as it may take some back."""
-        return 2 * (self._cores + max(2, self._cores // 2)) + 16
-
-    def _most_held(self) -> int:
-        """Bytes of results that the clients of a job may have on the way: its share of the memory, as if there were
-        another job, which may come."""
-        jobs = len({each.job for each in self._clients})
-        return self.memory.size_bytes // max(2, jobs)
-
     # Parts.
 
     def take_part(self, client: Client, message: dict[str, Any], numbers: bytes) -> None:
@@ -151,7 +142,7 @@ class Scheduler:
         work = self._works.get(client.digest)
         if work is None or work.size is None or not numbers or len(numbers) % NUMBER_BYTES or epoch >= 1 << 32:
             raise ProtocolError("a part that can't be made")
-        if client.is_known(number) or client.owed >= self._most_owed():
+        if client.is_known(number) or client.owed >= self._most_owed:
             raise ProtocolError("more parts than it has credit for")
 
         size = None if message.get("size") is None else size_from_json(message["size"])
@@ -161,7 +152,11 @@ class Scheduler:
         task = Task(Kind.PART, client.job, client.digest, epoch, numbers, size, size_bytes)
 
         if size_bytes > self.memory.size_bytes:
-            self._fail(task, [(client, number)], {"error": self._too_large(size_bytes)})
+            reason = (
+                f"a part takes {size_bytes >> 20} MiB, and this server has {self.memory.size_bytes >> 20} MiB for all: "
+                "make batches or images smaller, or start the service with a larger --window"
+            )
+            self._fail(task, [(client, number)], {"error": reason})
             return
 
         task = self._tasks.setdefault(task.key, task)
@@ -220,9 +215,11 @@ class Scheduler:
         self.memory.close()
 
     def _may_hold(self, task: Task) -> bool:
-        """Returns True if a job may have another result on the way; one it always may."""
+        """Returns True if a job may have another result on the way: the first, and those that fit its share of the
+        memory, as if there were another job, which may come."""
         held = sum(client.held_bytes for client in self._clients if client.job == task.job)
-        return not held or held + task.size_bytes <= self._most_held()
+        jobs = max(2, len({client.job for client in self._clients}))
+        return not held or held + task.size_bytes <= self.memory.size_bytes // jobs
 
     def _fits(self, task: Task) -> bool:
         """Returns True if there is memory for a task, which it has then; and if there never will be, as it fails."""
@@ -241,19 +238,19 @@ class Scheduler:
             if task.memory is not None or not self._window.drop_oldest():
                 return task.memory is not None
 
-    def _end(self, task: Task, answer: Answer) -> None:
+    def _end(self, task: Task, kind: Kind, message: dict[str, Any], data: bytes) -> None:
         """Takes the end of a task, and tells those who wait for it."""
         if task.kind == Kind.WORK:
-            self._end_of_work(task, answer)
-        elif answer.kind == Kind.RESULT:
+            self._end_of_work(task, kind, message)
+        elif kind == Kind.RESULT:
             assert task.memory is not None
             rows = len(task.numbers) // NUMBER_BYTES
-            result = Result(answer.data, task.memory, answer.message["places"], rows)
+            result = Result(data, task.memory, message["places"], rows)
             self._window.add(task.key, result)
             self._finish(task, result)
         else:
             self._ended(task)
-            self._fail(task, task.waiters, answer.message)
+            self._fail(task, task.waiters, message)
 
     def _finish(self, task: Task, result: Result) -> None:
         """Sends the result of a task to those who wait for it."""
@@ -266,18 +263,17 @@ class Scheduler:
         self._queue.ended(task)
         del self._tasks[task.key]
 
-    def _end_of_work(self, task: Task, answer: Answer) -> None:
+    def _end_of_work(self, task: Task, kind: Kind, message: dict[str, Any]) -> None:
         self._ended(task)
         waiters = [client for client, _ in task.waiters if not client.is_closed]
-        if answer.kind == Kind.ACCEPTED:
-            work = self._works[task.digest]
-            work.size = WorkSize(*answer.message["size"])
+        if kind == Kind.ACCEPTED:
+            self._works[task.digest].size = WorkSize(*message["size"])
             for client in waiters:
                 self._accept(client, task.digest)
         else:
             self._works.pop(task.digest, None)
             for client in waiters:
-                self.refuse(client, str(answer.message["error"]))
+                self.refuse(client, str(message["error"]))
 
     def _answer(self, client: Client, number: int, result: Result) -> None:
         self._count(client.job, parts=1, images=result.rows)
@@ -306,9 +302,3 @@ class Scheduler:
         if task.memory is not None:
             self.memory.release(task.memory)
             task.memory = None
-
-    def _too_large(self, size_bytes: int) -> str:
-        return (
-            f"a part takes {size_bytes >> 20} MiB, and this server has {self.memory.size_bytes >> 20} MiB for all: "
-            "make batches or images smaller, or start the service with a larger --window"
-        )

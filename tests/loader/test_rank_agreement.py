@@ -29,7 +29,7 @@ class _Job:
         self.numbers: list[dict[tuple[str, int], int]] = [{} for _ in range(ranks)]
 
     def loader(self, rank: int, place: str = "train") -> Agreement:
-        return Agreement(lambda r: Connection(self.store, r, self.life), place, self.numbers[rank])
+        return Agreement(lambda r: Connection(self.store, self.life), place, self.numbers[rank])
 
     def loaders(self, place: str = "train") -> list[Agreement]:
         return [self.loader(rank, place) for rank in range(len(self.numbers))]
@@ -182,7 +182,7 @@ def test_a_store_that_is_missing_dead_or_silent_is_no_error(monkeypatch: pytest.
     for store in (None, _Dead(), silent):
         job = _Job(1)
         job.store = store
-        loader = Agreement(lambda rank, s=store: None if s is None else Connection(s, rank, 1), "train", {})  # type: ignore[misc]
+        loader = Agreement(lambda rank, s=store: None if s is None else Connection(s, 1), "train", {})  # type: ignore[misc]
         for epoch in range(2):
             loader.begin(0, _VALUES | {"epoch": epoch})
             loader.check(1)

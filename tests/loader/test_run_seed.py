@@ -97,7 +97,7 @@ class _Group:
         self.rank, self.store = 0, distributed.HashStore()
         monkeypatch.setattr(run_seed, "current_ranks", lambda given: given or (self.rank, 2))
         monkeypatch.setattr(run_seed, "is_in_group", lambda given: given is None)
-        monkeypatch.setattr(run_seed, "connect", lambda rank: self.store and Connection(self.store, rank, 1))
+        monkeypatch.setattr(run_seed, "connect", lambda rank: self.store and Connection(self.store, 1))
         monkeypatch.setattr(run_seed, "WAIT_S", 0.0)
 
 

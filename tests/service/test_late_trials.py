@@ -16,7 +16,6 @@ import pytest
 from feeder.service import scheduler as scheduler_module
 from feeder.service.connection import Client
 from feeder.service.frames import Kind
-from feeder.service.makers import Answer
 from feeder.service.part_queue import Task
 from feeder.service.scheduler import Scheduler
 from feeder.service.server_options import ServerOptions
@@ -51,10 +50,10 @@ class OneTick:
         tasks, self._tasks = self._tasks, [None] * len(self._tasks)
         for task in filter(None, tasks):
             if task.kind == Kind.WORK:
-                self._end(task, Answer(Kind.ACCEPTED, {"size": [PART_BYTES, 0, 0]}))
+                self._end(task, Kind.ACCEPTED, {"size": [PART_BYTES, 0, 0]}, b"")
             else:
                 self.made[task.turn_of] += 1
-                self._end(task, Answer(Kind.RESULT, {"places": []}))
+                self._end(task, Kind.RESULT, {"places": []}, b"")
 
     def end_all(self, grace_s: float) -> None:
         pass

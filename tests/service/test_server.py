@@ -23,10 +23,9 @@ import pytest
 import feeder
 from feeder import fields as F
 from feeder import transforms as T
-from feeder.loader.fast import set_json
+from feeder.loader.fast import work_json
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.set_json import set_to_json
-from feeder.loader.fast.work_json import work_to_json
+from feeder.loader.fast.work_json import set_to_json, work_to_json
 from feeder.service.connection import Client
 from feeder.service.frames import (
     CLIENT_LIMITS,
@@ -190,7 +189,7 @@ def test_a_folder_with_other_files_under_the_same_names_is_refused_by_name(
 def test_the_sizes_of_some_files_stand_for_those_of_a_large_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(set_json, "SIZED_FILES", 5)
+    monkeypatch.setattr(work_json, "SIZED_FILES", 5)
     folder = write_tree(tmp_path / "files", 9)
     reader: Any = feeder.FolderDataset(folder, transform=RECIPE).reader
     before, changed = set_to_json(reader), []

@@ -23,8 +23,7 @@ from feeder import fields as F
 from feeder import transforms as T
 from feeder.dataset.subset_reader import PartReader
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.set_json import set_from_json, set_to_json
-from feeder.loader.fast.work_json import work_to_json
+from feeder.loader.fast.work_json import set_from_json, set_to_json, work_to_json
 from feeder.service.roots import Roots
 from tests.support import named_functions
 from tests.support.batches import copied_epoch

@@ -52,7 +52,7 @@ class DeviceFeed(Generic[_T]):
         source: BatchSource[_T],
         options: DeviceOptions,
         meter: Meter | None = None,
-        complete: Callable[[_T, Any], Any] | None = None,
+        complete: Callable[[_T, Any], Any] = lambda item, moved: moved,
     ) -> None:
         assert options.target is not None
         self._meter = Meter() if meter is None else meter
@@ -60,7 +60,7 @@ class DeviceFeed(Generic[_T]):
         self._complete = complete
         self._device = options.target
         self._ahead = options.ahead
-        self._stream = None if options.stream is None else options.stream.get()
+        self._stream = options.stream()
         self._put = options.put
         self._ready: collections.deque[tuple[_T, Any, Any]] = collections.deque()
         # Sources of copies that may not be done: their slots must stay.
@@ -120,18 +120,15 @@ class DeviceFeed(Generic[_T]):
             started = time.perf_counter_ns()
             moved = move(batch, self._device)
             self._meter.add("copy", time.perf_counter_ns() - started, self._copied_bytes(batch))
-            return self._completed(item, moved), None
+            return self._complete(item, moved), None
         with torch.cuda.stream(self._stream):
             begun = self._stream.record_event(_timing_event())
             moved = move(batch, self._device)
             copied = self._stream.record_event(_timing_event())
-            completed = self._completed(item, moved)
+            completed = self._complete(item, moved)
             event = self._stream.record_event()
         self._reading.append((batch, begun, copied))
         return completed, event
-
-    def _completed(self, item: _T, moved: Any) -> Any:
-        return moved if self._complete is None else self._complete(item, moved)
 
     def _let_go(self) -> None:
         while self._reading and self._reading[0][2].query():

@@ -88,7 +88,7 @@ def page_lock(slots: Slots) -> None:
 def slot_guard(options: DeviceOptions) -> CudaGuard | None:
     """The guard of a loader's slots, where they are to be page-locked; else None."""
     if options.target is not None and options.target.type == "cuda":
-        return CudaGuard(options.target, None if options.stream is None else options.stream.get())
+        return CudaGuard(options.target, options.stream())
     if options.pin_memory and torch.cuda.is_available():
         return CudaGuard(None)
     return None

@@ -130,10 +130,11 @@ def make_here(work: Work, requests: Iterator[BatchRecord]) -> Iterator[BatchReco
         except Exception as error:
             yield error
             continue
-        batch.report.count(work.meter, time.perf_counter_ns() - started)
+        work.meter.add_part(time.perf_counter_ns() - started)
         yield batch
 
 
+@dataclass(eq=False)
 class BatchQueue:
     """Keeps an engine's workers busy with the next batches and hands out finished ones in order.
 
@@ -143,44 +144,39 @@ class BatchQueue:
         timeout_s: Longest wait for a batch; 0: no limit.
         batch_size: The largest batch, if it is known.
         use: The iterator's; ends waits.
+        waited: Is told of the time of each wait for workers, nanoseconds.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        requests: Iterator[BatchRecord],
-        timeout_s: float,
-        batch_size: int | None,
-        use: IteratorLock,
-    ) -> None:
-        self._engine = engine
-        self._timeout_s = timeout_s
-        self._batch_size = batch_size
-        self._use = use
-        self._requests = requests
+    engine: Engine
+    requests: Iterator[BatchRecord]
+    timeout_s: float
+    batch_size: int | None
+    use: IteratorLock
+    waited: Callable[[int], None]
+
+    def __post_init__(self) -> None:
         self._waiting: BatchRecord | None = None
         self._queue: deque[BatchRecord] = deque()
         self._by_part: dict[int, BatchRecord] = {}
-        self._waited_ns = 0
 
     def __iter__(self) -> Iterator[BatchRecord | BaseException]:
         return self
 
     def fill(self) -> None:
         """Gives workers as many batches as may be made ahead."""
-        self._engine.check_owner()  # before anything is written into a slot, which the owner may use by now
+        self.engine.check_owner()  # before anything is written into a slot, which the owner may use by now
         while True:
             if self._waiting is None:
-                self._waiting = next(self._requests, None)
+                self._waiting = next(self.requests, None)
             if self._waiting is None:
                 return
-            rows, sizes = max(len(self._waiting.samples.ids), self._batch_size or 1), self._waiting.sizes
+            rows, sizes = max(len(self._waiting.samples.ids), self.batch_size or 1), self._waiting.sizes
             size = None if sizes is None else sizes[0]  # the others have space in every slot
-            if not self._engine.fits(rows, size):
+            if not self.engine.fits(rows, size):
                 if self._queue:
                     return
-                self._engine.prepare(rows, size)
-            slot = self._engine.ring.acquire() if len(self._queue) < self._engine.ahead else None
+                self.engine.prepare(rows, size)
+            slot = self.engine.ring.acquire() if len(self._queue) < self.engine.ahead else None
             if slot is None:
                 return
             self._give_out(self._waiting, slot)
@@ -193,17 +189,17 @@ class BatchQueue:
         batch = self._queue[0]
         last, started = next(reversed(batch.reports)), time.monotonic()
         while batch.missing:
-            left = None if not self._timeout_s else started + self._timeout_s - time.monotonic()
+            left = None if not self.timeout_s else started + self.timeout_s - time.monotonic()
             if left is not None and left <= 0:
-                raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
-            self._take(left, batch.reports[last] is None, self._use.check)
-        self._waited_ns += int((time.monotonic() - started) * 1e9)
+                raise RuntimeError(f"DataLoader timed out after {self.timeout_s} seconds")
+            self._take(left, batch.reports[last] is None, self.use.check)
+        self.waited(int((time.monotonic() - started) * 1e9))
         self._queue.popleft()
         return self._finished(batch)
 
     def _take(self, timeout_s: float | None, *how: Any) -> None:
         """Takes the parts that have come back; arguments are those of :meth:`Pool.take`."""
-        for number, report in self._engine.pool.take(timeout_s, *how):
+        for number, report in self.engine.pool.take(timeout_s, *how):
             self._by_part.pop(number).reports[number] = report
 
     def ready(self) -> bool:
@@ -221,7 +217,7 @@ class BatchQueue:
     def made(self) -> int:
         """Returns about how many of them are made: workers take parts in order, but do not finish them in order."""
         queue = list(self._queue)  # another thread may ask
-        left = self._engine.unfinished if queue else 0
+        left = self.engine.unfinished if queue else 0
         unmade = 0
         for batch in reversed(queue):
             if left <= 0:
@@ -230,25 +226,20 @@ class BatchQueue:
             unmade += 1
         return len(queue) - unmade
 
-    def take_waited_ns(self) -> int:
-        """Returns the time that the caller waited since the last call, nanoseconds."""
-        waited, self._waited_ns = self._waited_ns, 0
-        return waited
-
     def abandon(self) -> None:
         """Drops the batches that are being made."""
         self._queue.clear()
         self._by_part.clear()
-        self._requests = iter(())
+        self.requests = iter(())
         self._waiting = None
 
     def _give_out(self, batch: BatchRecord, slot: int) -> None:
-        rows, pool = len(batch.samples.ids), self._engine.pool
-        for column, wanted in zip(self._engine.ring.views[slot].samples, batch.samples, strict=True):
+        rows, pool = len(batch.samples.ids), self.engine.pool
+        for column, wanted in zip(self.engine.ring.views[slot].samples, batch.samples, strict=True):
             column[:rows] = wanted
 
         batch.slot = slot
-        batch.parts = self._engine.parts(rows)
+        batch.parts = self.engine.parts(rows)
         size = None if batch.sizes is None else batch.sizes[0]
         batch.reports = dict.fromkeys(pool.submit(slot, batch.parts, batch.epoch, size))
         self._by_part.update(dict.fromkeys(batch.reports, batch))
@@ -256,7 +247,7 @@ class BatchQueue:
 
     def _finished(self, batch: BatchRecord) -> BatchRecord | BaseException:
         """Returns a batch whose parts have come back, or the first error of these."""
-        ring = self._engine.ring
+        ring = self.engine.ring
         reports: list[tuple[int, PartReport]] = []
         for (first, _), report in zip(batch.parts, batch.reports.values(), strict=True):
             if not isinstance(report, PartReport):
@@ -270,9 +261,9 @@ class BatchQueue:
         batch.reports = {}  # not cleared: another thread may count them
 
         # Half of the batches ahead stay possible, whatever the caller keeps.
-        most = ring.slots - 1 - max(1, self._engine.ahead // 2)
+        most = ring.slots - 1 - max(1, self.engine.ahead // 2)
         if ring.settle(most):
-            batch.arrays = ring.lease_view(batch.slot, batch.samples, batch.sizes)
+            batch.arrays = SlotView.of(ring.layout, ring.lease(batch.slot), batch.samples, batch.sizes)
         else:
             self._warn_of_held(ring.held, most)
             batch.arrays = SlotView.of(ring.layout, ring.whole[batch.slot], batch.samples, batch.sizes).copy()
@@ -280,13 +271,13 @@ class BatchQueue:
 
         collated = batch.report.collated
         if collated is not None and collated.message is not None:
-            self._engine.grow_slots(collated.message.wanted, len(batch.samples.ids))
+            self.engine.grow_slots(collated.message.wanted, len(batch.samples.ids))
         return batch
 
     def _warn_of_held(self, held: int, most: int) -> None:
         """Says once that the caller holds many batches."""
-        if held >= HELD_BATCHES and held > most and not self._engine.warned:
-            self._engine.warned = True
+        if held >= HELD_BATCHES and held > most and not self.engine.warned:
+            self.engine.warned = True
             warn(
                 f"{held} batches are held at a time, so further ones are copied to ordinary memory; "
                 "if they are kept by mistake, let go of them, or copy what is needed",

@@ -150,11 +150,7 @@ class BatchSizes:
 
         None for one that can't be split at all of them, empty if none can.
         """
-        sizes = (None,) if self.buckets is None else self.buckets.sizes
-        found = [
-            [split_for_device(recipe.at(size, epoch)) for size in sizes for epoch in recipe.phases]
-            for recipe in self._recipes
-        ]
+        found = [[split_for_device(recipe.at(*when)) for when in self.all()] for recipe in self._recipes]
         splits = tuple(None if None in each else each[0] for each in found)
         return splits if any(splits) else ()
 
@@ -176,9 +172,7 @@ class BatchSizes:
 
     def table(self) -> BucketTable | None:
         """Returns the samples of each bucket, or of each aspect ratio if padded batches are grouped; else None."""
-        if self.groups is None:
-            return None
-        return bucket_table(self.groups, self.reader)
+        return None if self.groups is None else bucket_table(self.groups, self.reader)
 
     @property
     def groups(self) -> Buckets | None:

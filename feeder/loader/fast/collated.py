@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch._utils import ExceptionWrapper
@@ -22,24 +22,21 @@ from torch.utils.data import get_worker_info
 
 from feeder.dataset.extras import Column, arranged, sample_entries
 from feeder.dataset.further_images import by_image, further_recipes, in_order
-from feeder.decoders.device.fused import DeviceSplit
 from feeder.decoders.tensors import as_samples, as_tensor
-from feeder.loader.fast.part_output import SampleSink, Sink
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.batch_message import Collated, Slot, pack
 from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.workers.seeding import seeded
-from feeder.system.arrays import AnyArray
-from feeder.transforms import Recipe, Views
+from feeder.transforms import Views
 
 __all__ = ["CollatedWork", "slot_bytes_per_sample"]
 
 _ALIGN = 64
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class CollatedWork(Work):
     """The work of making batches with a collate_fn; one part is a whole batch.
 
@@ -48,11 +45,9 @@ class CollatedWork(Work):
         share_bytes: Bytes of the slot for each sample; 0 to make batches in the caller's process.
     """
 
-    collate_fn: Callable[[list[Any]], Any] = field(default=list)
+    makes_batches: ClassVar[bool] = True
 
-    @property
-    def makes_batches(self) -> bool:
-        return True
+    collate_fn: Callable[[list[Any]], Any] = field(default=list)
 
     @property
     def image_columns(self) -> tuple[Column, ...]:
@@ -119,17 +114,6 @@ class CollatedWork(Work):
         arrays = iter(made.images)
         images = tuple(np.empty(count, object) if size is None else next(arrays) for size in sizes)
         return dataclasses.replace(made, images=images)
-
-    def _sink(
-        self,
-        recipes: tuple[Recipe, ...],
-        splits: tuple[DeviceSplit | None, ...],
-        images: tuple[AnyArray, ...],
-    ) -> Sink:
-        if recipes[0].output_size is not None:
-            return super()._sink(recipes, splits, images)
-        rows: Any = images[0]  # of objects
-        return SampleSink(self.decoder, recipes[0], rows, self.meter)
 
     def _caught(self, samples: list[Any]) -> Any:
         """Returns the batch, or the collate_fn's error with its traceback."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,14 +13,14 @@ from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.device.page_lock import CudaGuard, page_lock
 from feeder.loader.fast.part_sizes import (
+    AHEAD_BYTES,
     PartSizes,
     enough_ahead,
     most_sent_parts,
     part_rows,
-    sent_ahead,
     sent_part_rows,
 )
-from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
+from feeder.loader.fast.pool import Pool, PoolOptions
 from feeder.loader.observe.meter import METER_WORDS, part_sums
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout, Ring, plan_slots
 from feeder.loader.workers.supervisor import check_owner
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "EngineOptions"]
 
 _ALIGN = 64
+_MOST_SENT_AHEAD = 256
 _GROWTH = 1.25  # of slots that were too small: collated batches differ in size
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """Options of an engine.
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(PoolOptions):
+    """Options of an engine, and of its workers.
 
     Args:
         ahead: Number of batches to make ahead of the caller, at most.
         ahead_is_given: True to make so many, as far as the memory allows; False: as many as workers need.
         persistent: True if workers outlive the iterator.
         memory_limit_bytes: Limit of the ring; None: half of the available memory.
-        pool: Options of the workers.
         held: Number of batches held at a time outside of the engine, by the caller and on the way to its device.
         guard: Asked before slots are used again; with one they are page-locked.
     """
@@ -54,7 +54,6 @@ class EngineOptions:
     ahead_is_given: bool
     persistent: bool
     memory_limit_bytes: int | None
-    pool: PoolOptions
     held: int = HELD_BATCHES
     guard: CudaGuard | None = None
 
@@ -79,10 +78,10 @@ class Engine:
         self._work = work
         self._options = options
         self._ring: Ring | None = None
-        self._sizes = PartSizes(max(1, options.pool.workers))
+        self._sizes = PartSizes(max(1, options.workers))
         self._pool: Pool | None = None
-        self._stages = np.zeros((options.pool.processes, METER_WORDS), np.int64)  # of the pools that have ended
-        self.replacements: list[Replacement] = []
+        self._stages = np.zeros((options.processes, METER_WORDS), np.int64)  # of the pools that have ended
+        self.replacements: list[dict[str, Any]] = []
 
     @property
     def is_ours(self) -> bool:
@@ -138,10 +137,10 @@ class Engine:
         """Returns (first row, number of rows) of the parts of the next batch, which has so many rows."""
         if self._work.makes_batches:
             return [(0, rows)]
-        if self._options.pool.service is not None:  # its servers share the parts, too
+        if self._options.service is not None:  # its servers share the parts, too
             cores, layout = self.pool.board.service_cores, self.ring.layout
             row_bytes = layout.slot_bytes // layout.batch_size
-            return sent_part_rows(rows, self._options.pool.workers, cores, self.ahead, row_bytes)
+            return sent_part_rows(rows, self._options.workers, cores, self.ahead, row_bytes)
         if self._sizes.is_due:
             sums = part_sums(self.stages())
             self._sizes.learn(sums["parts"], sums["busy_ns"])
@@ -149,8 +148,8 @@ class Engine:
 
     def _most_parts(self, layout: Layout) -> int:
         """Returns the number of parts of a batch, at most."""
-        rows, workers = layout.batch_size, self._options.pool.workers
-        if self._options.pool.service is not None:
+        rows, workers = layout.batch_size, self._options.workers
+        if self._options.service is not None:
             return most_sent_parts(rows, workers, layout.slot_bytes // rows)
         return 1 if self._work.makes_batches else len(part_rows(rows, max(1, workers)))
 
@@ -158,9 +157,10 @@ class Engine:
         options = self._options
         if options.ahead_is_given:
             return options.ahead
-        if options.pool.service is not None:
-            return sent_ahead(layout, options.ahead)
-        return enough_ahead(layout, options.pool.workers, self._most_parts(layout), options.ahead)
+        if options.service is not None:
+            # As many as take little memory: how many servers there will be is not known.
+            return max(options.ahead, min(_MOST_SENT_AHEAD, AHEAD_BYTES // layout.slot_bytes))
+        return enough_ahead(layout, options.workers, self._most_parts(layout), options.ahead)
 
     def grow_slots(self, wanted_bytes: int, rows: int) -> None:
         """Makes slots larger from the next :meth:`prepare` on, if they were too small for a collated batch and there is
@@ -178,7 +178,7 @@ class Engine:
         options = self._options
         with contextlib.suppress(ArgumentError):  # no memory: what does not fit travels in messages
             _, ahead = plan_slots(wanted, self._ahead(wanted), options.held, options.memory_limit_bytes)
-            if ahead >= min(self.ahead, options.pool.processes):  # else workers would be idle for want of slots
+            if ahead >= min(self.ahead, options.processes):  # else workers would be idle for want of slots
                 work.share_bytes = share
 
     def prepare(self, rows: int, size: tuple[int, int] | None = None) -> None:
@@ -196,14 +196,14 @@ class Engine:
             slots, self.ahead = plan_slots(
                 layout, self._ahead(layout), self._options.held, self._options.memory_limit_bytes
             )
-            with running_on(self._options.pool.cpus):
+            with running_on(self._options.cpus):
                 ring = Ring(layout, slots, self._options.guard)
                 if self._options.guard is not None:
                     page_lock(ring)
             self._ring = ring
         assert self._ring is not None
         parts = self._ring.slots * self._most_parts(self._ring.layout)
-        self._pool = Pool(self._work, self._ring, parts, self._options.pool, self._stages, self.replacements)
+        self._pool = Pool(self._work, self._ring, parts, self._options, self._stages, self.replacements)
 
     def end_iterator(self) -> None:
         """Ends an iterator's use of the engine. Batches that are being made are dropped."""

@@ -168,10 +168,9 @@ class FastPath:
             refuse_full_shuffle(self._given_dataset)
         return self._order_by(shuffle)
 
-    def split(self, options: LoaderOptions, place: Place | None = None) -> Split:
-        """Returns this rank's part of an epoch, from a place on; None: from the start."""
+    def split(self, options: LoaderOptions, place: Place) -> Split:
+        """Returns this rank's part of an epoch, from a place on."""
         assert options.batch_size is not None
-        place = Place() if place is None else place
         shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
         self._follow_batch(options)
         order = self.order if options.skip or isinstance(self.unseeded, BucketOrder) else self.unseeded
@@ -199,7 +198,7 @@ class FastPath:
             ArgumentError: with the first sample that can be.
         """
         assert isinstance(self.unseeded, MixtureOrder)
-        shares, place = self.unseeded.shares, self._place()
+        shares, place = self.unseeded.shares, self.place()
         ends = [(place.epoch, place.start)]
         ends += [(each.place.epoch, each.ordered_until()) for each in self._live()]
         first = max(shares.place(epoch, end) for epoch, end in ends)
@@ -292,7 +291,6 @@ class FastPath:
             asked = self._read_ahead.watched(asked)
 
         return Epoch(
-            dataset=self._given_dataset,
             progress=progress,
             requests=asked,
             options=options,
@@ -388,7 +386,7 @@ class FastPath:
     def due_epoch(self) -> int:
         """The epoch of the iterator that has given nothing yet, else of the next."""
         iterator = self._latest
-        return self._next.epoch if iterator is None or not iterator.is_untouched else iterator.place().epoch
+        return self._next.epoch if iterator is None or not iterator.is_untouched else iterator.progress.place.epoch
 
     def aim(self, epoch: int) -> None:
         """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
@@ -397,7 +395,7 @@ class FastPath:
         iterator = self._latest
         if iterator is None or not iterator.is_untouched:
             self._set_epoch(epoch)
-        elif iterator.place().epoch != epoch:
+        elif iterator.progress.place.epoch != epoch:
             self._set_epoch(epoch)
             place, self._next = self._next, Place(epoch + 1)
             iterator.end()
@@ -413,7 +411,7 @@ class FastPath:
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
-        progress, place = self._progress, self._place()
+        progress, place = self._progress, self.place()
         goes_on = place is not self._next
         state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order)}
         if self.own_order:
@@ -434,8 +432,8 @@ class FastPath:
         assert replay is not None
         return state | {"batches": place.start, "sampler": replay.state()}
 
-    def _place(self) -> Place:
-        """Returns the place after the batches that were handed out."""
+    def place(self) -> Place:
+        """Returns the place after the batches that were handed out; where no iterator goes on, the next one's."""
         progress = self._progress
         goes_on = progress is not None and (progress.is_midway if self._latest is None else not progress.exhausted)
         return progress.now() if progress is not None and goes_on else self._next
@@ -445,7 +443,7 @@ class FastPath:
         order = self.unseeded if self._seed.known is None else self.order  # which would wait for rank 0
         if not isinstance(order, MixtureOrder):
             return {}
-        place = self._place()
+        place = self.place()
         had = zip(order.shares.names, order.consumed(place.epoch, place.start), strict=True)
         return {"sources": {name: {"samples": samples, "passes": passes} for name, (samples, passes) in had}}
 
@@ -505,14 +503,6 @@ class FastPath:
         if isinstance(order, MixtureOrder) and isinstance(self.dataset, Mixture):
             self.dataset.take(order.shares, by=self)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that an iterator is in; without one the next."""
-        progress = self._progress
-        if progress is not None and not progress.exhausted and (self._latest is not None or progress.is_midway):
-            return progress.place.epoch
-        return self._next.epoch
-
     def at(self, options: LoaderOptions, place: Place) -> FastPath:
         """Returns another path, with other options and without a service, that begins at a place of this run."""
         if options.service is not None:  # which leaves "auto" only the backends of the CPU
@@ -529,14 +519,11 @@ class FastPath:
         replaced = engine.replacements if engine is not None else []
         processes = self.options.num_workers + (self._service is not None)
         ids = _ids(self.dataset.reader)
-        stats = self._ledger.stats(self.stage_words(), replaced, processes, ids, self.decoder)
+        workers = engine.stages() if engine is not None else ()
+        words = np.stack([self._ledger.meter.words, self.work.meter.words, *workers])
+        stats = self._ledger.stats(words, replaced, processes, ids, self.decoder)
         slots = dict(NO_SLOTS) if iterator is None else iterator.slots()
         return {**stats, "backend": self.backend, "slots": slots, **self._sources()}
-
-    def stage_words(self) -> Int64s:
-        """The meters: int64 [2 + workers, METER_WORDS], this process's two first."""
-        workers = self._engine.stages() if self._engine is not None else ()
-        return np.stack([self._ledger.meter.words, self.work.meter.words, *workers])
 
     @property
     def _latest(self) -> FastIterator | None:
@@ -553,8 +540,7 @@ class FastPath:
             self._engine = None
         if self._engine is not None and not self._engine.busy:
             return self._engine
-        decodes_here = self.decoder is not None
-        engine = make_engine(self.work, options, self._worker_init, decodes_here=decodes_here, service=self._service)
+        engine = make_engine(self.work, options, self._worker_init, self._service)
         if self._engine is None:
             self._engine = engine
         return engine

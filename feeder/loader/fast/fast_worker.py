@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feeder.errors import FeederError, WorkerError
-from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.slots.image_slots import Layout, SlotView
@@ -74,7 +73,8 @@ def work_loop(connection: socket.socket, work: Work | None = None, init: Callabl
             work = unpack(Region(payload_bytes, descriptors[4], writable=False))
         assert work is not None
         channel.when_full = functools.partial(os.eventfd_write, board.sent, 1)  # the trainer has to read
-        _stay_alone()
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)  # as in torch's own workers: a forked process has none of its parent's threads
         if init is not None and relay is None:
             init(number)
         work.prepare()
@@ -83,14 +83,13 @@ def work_loop(connection: socket.socket, work: Work | None = None, init: Callabl
         return
 
     whole = ring.array(np.uint8, (slots, layout.slot_bytes))
-    view_of = _PartViews(layout, whole, work).of
+    view_of = _part_views(layout, whole, work)
+    waits.heartbeat = lambda: board.heartbeat(number)
     if relay is not None:
-        waits.heartbeat = lambda: board.heartbeat(number)
-        relay(channel, board, rows, view_of, work)
+        relay(channel, board, rows, view_of, work).run()
         return
 
     board.heartbeat(number)
-    waits.heartbeat = lambda: board.heartbeat(number)
     _make_parts(channel, board, number, view_of, work)
 
 
@@ -117,31 +116,26 @@ def _make_parts(channel: Channel, board: Board, number: int, view_of: Callable[[
             idle_from = time.perf_counter_ns()
 
 
-class _PartViews:
-    """The parts' rows of their slots.
+def _part_views(layout: Layout, slots: Uint8s, work: Work) -> Callable[[Part], SlotView]:
+    """Returns a function that returns a part's rows of its slot, in the size of its batch.
 
     Args:
         layout: The layout of a slot.
-        whole: uint8 [slots, slot_bytes].
+        slots: uint8 [slots, slot_bytes].
         work: The work, for the sizes of images.
     """
+    mapped: set[tuple[int, int, int]] = set()  # places of parts that were made before
 
-    def __init__(self, layout: Layout, whole: Uint8s, work: Work) -> None:
-        self._layout = layout
-        self._whole = whole
-        self._work = work
-        self._mapped: set[tuple[int, int, int]] = set()  # places of parts that were made before
-
-    def of(self, part: Part) -> SlotView:
-        """Returns a part's rows of its slot, in the size of its batch."""
-        sizes = self._work.image_sizes(part.epoch, (part.height, part.width)) if part.height else None
-        whole = SlotView.of(self._layout, self._whole[part.slot], sizes=sizes)
-        view = whole.part(slice(part.first, part.first + part.rows))
+    def view_of(part: Part) -> SlotView:
+        sizes = work.image_sizes(part.epoch, (part.height, part.width)) if part.height else None
+        view = SlotView.of(layout, slots[part.slot], sizes=sizes).part(slice(part.first, part.first + part.rows))
         place = part.slot, part.first, part.rows
-        if place not in self._mapped:
-            self._mapped.add(place)
+        if place not in mapped:
+            mapped.add(place)
             _map(view)
         return view
+
+    return view_of
 
 
 def _map(view: SlotView) -> None:
@@ -149,13 +143,6 @@ def _map(view: SlotView) -> None:
     and many workers take long to have written each page of every slot."""
     for images in view.images:
         images.reshape(-1).view(np.uint8)[::_MAPPED_AT_ONCE].max(initial=0)
-
-
-def _stay_alone() -> None:
-    """Lets torch use one thread, as in torch's own workers: a forked process has none of its parent's threads."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)
 
 
 def make_part(
@@ -179,17 +166,13 @@ def make_part(
         heartbeat: The worker's sign of life; None: its row's.
     """
     started = time.perf_counter_ns()
-    report = PartReport()
-    message: Any = None
-
+    message: Any
     try:
         report = work.run(part.epoch, view, heartbeat or (lambda: board.heartbeat(number)))
-        if report.has_news:  # else a message would cost the trainer time
-            message = report
+        message = report if report.has_news else None  # which would cost the trainer time
     except Exception as error:
         message = _portable(error)
-
-    report.count(work.meter, time.perf_counter_ns() - started)
+    work.meter.add_part(time.perf_counter_ns() - started)
     finish_part(channel, board, number, part, message)
 
 

@@ -126,7 +126,10 @@ class Finishing:
             images = done[: self._own] if self._has_views else done[0]
             for place, image in zip(self._places, self._further(done), strict=True):
                 extras[place - 2] = image
-        return (images, self._labels(finished, labels, mixings), *extras)
+        if mixings is not None:
+            self._mix[0].check_labels(finished.arrays.labels)
+            labels = self._mix[0].mixed_labels(labels, mixings[0].label_weight)
+        return (images, labels, *extras)
 
     def mixing(self, finished: BatchRecord, sizes: Sequence[tuple[int, int]]) -> list[Mixing] | None:
         """Returns each view's mixing, a function of seed, epoch and the position of the batch's first sample.
@@ -170,17 +173,6 @@ class Finishing:
             both = zip(recipes, self._work.splits_of(recipes), strict=True)
             self._made[recipes] = [_View(recipe, split, self._device) for recipe, split in both]
         return self._made[recipes]
-
-    def _labels(self, finished: BatchRecord, labels: torch.Tensor, mixings: Sequence[Mixing] | None) -> Any:
-        """Mixes the labels, see :meth:`feeder.transforms.BatchOp.mixed_labels`.
-
-        Raises:
-            ArgumentError: if one is out of the range that the mixing op was told.
-        """
-        if mixings is None:
-            return labels
-        self._mix[0].check_labels(finished.arrays.labels)
-        return self._mix[0].mixed_labels(labels, mixings[0].label_weight)
 
 
 class _View:

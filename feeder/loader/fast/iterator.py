@@ -21,7 +21,7 @@ from feeder.loader.fast.batch_queue import BatchQueue, BatchRecord, make_here
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.ledger import Ledger
-from feeder.loader.fast.position import EpochProgress, Place
+from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.trainer_decode import DecodeFeed
 from feeder.loader.observe.stats import NO_SLOTS
@@ -97,7 +97,8 @@ class FastIterator:
             progress.moved.set()
             self.end()
             if progress.exhausted:
-                epoch.ledger.warn_at_epoch_end(progress)
+                epoch.ledger.warn_of_clipped()
+                progress.warn_of_skipped()
             raise
         except BaseException:
             with contextlib.suppress(Exception):  # it is no news beside what is under way
@@ -135,10 +136,6 @@ class FastIterator:
         """Returns the number of slots in all, held by the caller, being filled, and full."""
         return self._host.slots()
 
-    def place(self) -> Place:
-        """Returns the place at which the next iteration goes on after the batches that were handed out."""
-        return self.progress.now()
-
     def close(self) -> bool:
         """Gives up the batches in the making and lets go of the workers, see Note [Closing]; True if that is done."""
         return self._use.end(self.end)
@@ -160,7 +157,6 @@ class Epoch:
     """An epoch, or the rest of one, to iterate over.
 
     Attributes:
-        dataset: The user's dataset.
         progress: Progress through the epoch.
         requests: The batches to make.
         options: The loader's options for this epoch.
@@ -172,7 +168,6 @@ class Epoch:
         agree: Compares the epoch with those of other ranks before a batch is handed out; None: nothing to compare.
     """
 
-    dataset: Any
     progress: EpochProgress
     requests: Iterator[BatchRecord]
     options: LoaderOptions
@@ -205,22 +200,23 @@ class HostBatches:
         else:
             epoch.engine.busy = True
             options = epoch.options
-            source = self._queue = BatchQueue(epoch.engine, epoch.requests, options.timeout, options.batch_size, use)
+            source = self._queue = BatchQueue(
+                epoch.engine, epoch.requests, options.timeout, options.batch_size, use, epoch.ledger.waited
+            )
             try:
                 self._queue.fill()
             except BaseException:
                 self.close()
                 raise
         if epoch.decoder is not None:
-            stream = epoch.options.device.stream
             source = self._decoding = DecodeFeed(
-                source,
-                epoch.work,
-                epoch.decoder,
-                self._queue.ready if self._queue is not None else lambda: False,
+                source=source,
+                work=epoch.work,
+                decoder=epoch.decoder,
+                source_ready=self._queue.ready if self._queue is not None else lambda: False,
                 mixing=epoch.finishing.mixing,
                 channels_last=epoch.options.channels_last,
-                stream=stream.get() if stream is not None else None,
+                stream=epoch.options.device.stream(),
                 meter=epoch.ledger.meter,
             )
         self._source = source
@@ -233,8 +229,6 @@ class HostBatches:
             Exception: if workers can't go on.
         """
         finished = next(self._source)
-        if self._queue is not None:
-            self._epoch.ledger.waited(self._queue.take_waited_ns())
         if isinstance(finished, BaseException):
             return finished, None
         report = finished.report

@@ -17,7 +17,7 @@ from feeder.system.arrays import AnyArray
 __all__ = ["MixedWork"]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class MixedWork(Work):
     """The work of making samples of a mixture.
 
@@ -31,7 +31,7 @@ class MixedWork(Work):
 
     names: tuple[str, ...] = ()
     works: tuple[Work, ...] = ()
-    _memory: dict[int, AnyArray] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _memory: dict[int, AnyArray] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,10 +43,6 @@ class MixedWork(Work):
         super().reseed(seed)
         for name, work in zip(self.names, self.works, strict=True):
             work.reseed(source_seed(seed, name))
-
-    @property
-    def parts(self) -> tuple[Work, ...]:
-        return self.works
 
     def run(self, epoch: int, view: SlotView, heartbeat: Callable[[], None] = lambda: None) -> PartReport:
         """See :meth:`Work.run`."""

@@ -14,7 +14,7 @@ import numpy as np
 from feeder.dataset.extras_json import is_json
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_report import SUMS, PartReport, Substitution
-from feeder.loader.observe.meter import STAGE_WORDS, STAGES, Meter
+from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, Meter
 from feeder.system.arrays import AnyArray
 
 __all__ = ["add_stages", "error_from_json", "report_from_json", "report_to_json"]
@@ -79,7 +79,7 @@ def add_stages(meter: Meter, value: Any) -> None:
     places, words = value if isinstance(value, list) and len(value) == 2 else (None, None)
     if not isinstance(places, list) or not isinstance(words, list) or len(places) != len(words):
         raise ValueError("a report without stages")
-    if not all(type(place) is int and 0 <= place < len(STAGES) * STAGE_WORDS for place in places) or not all(
+    if not all(type(place) is int and 0 <= place < METER_WORDS for place in places) or not all(
         type(word) is int and abs(word) < _MOST for word in words
     ):
         raise ValueError("a report with stages that there are not")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +34,7 @@ __all__ = ["PaddedSink", "PixelSink", "SampleSink", "Sink", "StagedSink", "put_e
 
 
 class Sink:
-    """Base of what takes the images of a part, all at once, and some of them again.
-
-    Attributes:
-        takes_rows: True if images may lack the rows that are not needed.
-    """
-
-    takes_rows: bool
+    """Base of what takes the images of a part, all at once, and some of them again."""
 
     def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """Takes the images of some rows; a row that is given again is replaced.
@@ -57,6 +52,7 @@ class Sink:
         return {}
 
 
+@dataclass
 class PixelSink(Sink):
     """Decodes at once, into the slot.
 
@@ -70,50 +66,40 @@ class PixelSink(Sink):
             that these take; None: none is kept.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        recipes: tuple[Recipe, ...],
-        splits: tuple[DeviceSplit | None, ...],
-        images: tuple[AnyArray, ...],
-        meter: Meter,
-        apart: dict[int, AnyArray] | None = None,
-    ) -> None:
-        self._decoder = decoder
-        self._splits = splits
-        self._images = images
-        self._meter = meter
-        self._apart = apart
-        both = zip(recipes, splits, strict=True)
-        self._recipes = [recipe if split is None else split.cpu for recipe, split in both]
-        self.takes_rows = decoder.takes_rows
+    decoder: Decoder
+    recipes: tuple[Recipe, ...]
+    splits: tuple[DeviceSplit | None, ...]
+    images: tuple[AnyArray, ...]
+    meter: Meter
+    apart: dict[int, AnyArray] | None = None
 
     def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         views = []
-        each = zip(self._recipes, self._splits, draws, self._images, strict=True)
+        each = zip(self.recipes, self.splits, draws, self.images, strict=True)
         for number, (recipe, split, drawn, images) in enumerate(each):
             out = images if len(rows) == len(images) else self._memory(number, images, len(rows))
-            views.append(View(recipe, drawn if split is None else split.draws(drawn), out))
+            views.append(View(recipe, drawn, out) if split is None else View(split.cpu, split.draws(drawn), out))
         started = time.perf_counter_ns()
-        result = self._decoder.decode(encoded.buffers, encoded.orientations, views, encoded.first_rows)
+        result = self.decoder.decode(encoded.buffers, encoded.orientations, views, encoded.first_rows)
         written = sum(view.out.nbytes for view in views)
-        self._meter.add_images(time.perf_counter_ns() - started, len(rows), written, result.spent_ns)
-        for view, images in zip(views, self._images, strict=True):
+        self.meter.add_images(time.perf_counter_ns() - started, len(rows), written, result.spent_ns)
+        for view, images in zip(views, self.images, strict=True):
             if view.out is not images:
                 images[rows] = view.out
         return result
 
     def _memory(self, number: int, images: AnyArray, rows: int) -> AnyArray:
         """Returns memory apart from the slot for some rows of a view."""
-        if self._apart is None:
+        if self.apart is None:
             return np.empty((rows, *images.shape[1:]), images.dtype)
-        kept = self._apart.get(number)
+        kept = self.apart.get(number)
         if kept is None or len(kept) < rows or (kept.shape[1:], kept.dtype) != (images.shape[1:], images.dtype):
-            kept = self._apart[number] = np.empty_like(images)
+            kept = self.apart[number] = np.empty_like(images)
         return kept[:rows]
 
 
+@dataclass
 class SampleSink(Sink):
     """Decodes at once, each image into a separate array of the size that it has after the recipe.
 
@@ -124,12 +110,10 @@ class SampleSink(Sink):
         meter: Counts time and bytes.
     """
 
-    def __init__(self, decoder: Decoder, recipe: Recipe, images: Any, meter: Meter) -> None:
-        self._decoder = decoder
-        self._recipe = recipe
-        self._images = images
-        self._meter = meter
-        self.takes_rows = decoder.takes_rows
+    decoder: Decoder
+    recipe: Recipe
+    images: Any
+    meter: Meter
 
     def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
@@ -137,17 +121,18 @@ class SampleSink(Sink):
         for k, row in enumerate(rows.tolist()):
             drawn = draws[0].take([k])
             image = self._image(row, *drawn.output_size[0].tolist())
-            sink = PixelSink(self._decoder, (self._recipe,), (None,), (image[None],), self._meter)
+            sink = PixelSink(self.decoder, (self.recipe,), (None,), (image[None],), self.meter)
             results.append(sink.add(np.zeros(1, np.int64), encoded.take([k]), (drawn,)))
         return DecodeResult.join(results)
 
     def _image(self, row: int, height: int, width: int) -> AnyArray:
         """Returns the array [C, H, W] of a row's image."""
-        self._images[row] = np.empty((*self._recipe.leading_shape, height, width), self._recipe.storage_dtype)
-        image: AnyArray = self._images[row]
+        image = np.empty((*self.recipe.leading_shape, height, width), self.recipe.storage_dtype)
+        self.images[row] = image
         return image
 
 
+@dataclass
 class PaddedSink(SampleSink):
     """Decodes at once, each image into the top left of its row; the rest of the row gets one value.
 
@@ -155,22 +140,24 @@ class PaddedSink(SampleSink):
         decoder: The decoder.
         recipe: The recipe.
         images: [N, C, H, W], the part of the slot.
-        value: The value of the padding.
         meter: Counts time and bytes.
+        value: The value of the padding.
     """
 
-    def __init__(self, decoder: Decoder, recipe: Recipe, images: AnyArray, value: float, meter: Meter) -> None:
-        super().__init__(decoder, recipe, images, meter)
-        is_bits = recipe.output_dtype == "bfloat16"
-        self._value = bfloat16_bits(np.array(value, np.float32)) if is_bits else value
+    value: Any
+
+    def __post_init__(self) -> None:
+        if self.recipe.output_dtype == "bfloat16":
+            self.value = bfloat16_bits(np.array(self.value, np.float32))
 
     def _image(self, row: int, height: int, width: int) -> AnyArray:
-        padded: AnyArray = self._images[row]
-        padded[:, height:] = self._value
-        padded[:, :height, width:] = self._value
+        padded: AnyArray = self.images[row]
+        padded[:, height:] = self.value
+        padded[:, :height, width:] = self.value
         return padded[:, :height, :width]
 
 
+@dataclass
 class StagedSink(Sink):
     """Checks the images and cuts them to what their views need; they are decoded elsewhere.
 
@@ -181,23 +168,23 @@ class StagedSink(Sink):
         meter: Counts time and bytes: of checking and cutting, and of writing.
     """
 
-    def __init__(self, stager: Stager, recipes: tuple[Recipe, ...], memory: Uint8s, meter: Meter) -> None:
-        self._stager = stager
-        self._recipes = recipes
-        self._memory = memory
-        self._meter = meter
-        rows = np.zeros(len(memory) * len(recipes), ROW)
+    stager: Stager
+    recipes: tuple[Recipe, ...]
+    memory: Uint8s
+    meter: Meter
+
+    def __post_init__(self) -> None:
+        rows = np.zeros(len(self.memory) * len(self.recipes), ROW)
         rows["kind"] = RowKind.FAILED
-        self._staged = Staged(rows, [b""] * len(rows), len(recipes))
-        self.takes_rows = stager.takes_rows
+        self._staged = Staged(rows, [b""] * len(rows), len(self.recipes))
 
     def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
-        started, views = time.perf_counter_ns(), len(self._recipes)
-        staged, result = self._stager.stage(
-            encoded.buffers, encoded.orientations, self._recipes, draws, encoded.first_rows
+        started, views = time.perf_counter_ns(), len(self.recipes)
+        staged, result = self.stager.stage(
+            encoded.buffers, encoded.orientations, self.recipes, draws, encoded.first_rows
         )
-        self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
+        self.meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
         places = (views * rows[:, None] + np.arange(views)).reshape(-1)
         self._staged.rows[places] = staged.rows
         for place, payload in zip(places.tolist(), staged.payloads, strict=True):
@@ -215,13 +202,13 @@ class StagedSink(Sink):
         self._staged.rows["kind"], self._staged.rows["size"] = RowKind.PLAN, size
         memory = plans.data
         self._staged.payloads[:] = [memory[a:b] for a, b in itertools.pairwise(places.tolist())]
-        self._meter.add("cut", time_ns, len(plans))
+        self.meter.add("cut", time_ns, len(plans))
 
     def close(self) -> dict[int, Buffer]:
         """See :meth:`Sink.close`."""
         started = time.perf_counter_ns()
-        left_over = self._staged.pack(self._memory.reshape(-1))
-        self._meter.add("write", time.perf_counter_ns() - started, sum(map(len, self._staged.payloads)))
+        left_over = self._staged.pack(self.memory.reshape(-1))
+        self.meter.add("write", time.perf_counter_ns() - started, sum(map(len, self._staged.payloads)))
         return left_over
 
 

@@ -1,4 +1,4 @@
-"""The report on a part of a batch: fields, substitutions, and what it took."""
+"""The report on a part of a batch: what its slot and the meters do not say."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from feeder.errors import DecodeError
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
-    from feeder.loader.observe.meter import Meter
     from feeder.loader.slots.batch_message import Collated
 
 __all__ = ["SUBSTITUTES", "SUMS", "PartReport", "Substitution", "no_substitute"]
 
 
 SUBSTITUTES = 16  # tried in place of one bad sample
-SUMS = ("read_ns", "decode_ns", "encoded_bytes", "clipped", "slow")  # of a report, which add up
+SUMS = ("clipped", "slow")  # of a report, which add up
 
 
 class Substitution(NamedTuple):
@@ -65,9 +64,6 @@ class PartReport:
         substitutions: Bad samples and their substitutes.
         left_over: Staged images that did not fit the slot, by image of the sample, row of the part and view.
         collated: The batch that a collate_fn made of the part, then without these; else None.
-        read_ns: Time spent reading, nanoseconds.
-        decode_ns: Time spent drawing, decoding and augmenting, nanoseconds.
-        encoded_bytes: Bytes of encoded images that were read.
         clipped: Number of images that lost range, because their samples have more than 8 bits.
         slow: Number of JPEGs that the backend could not decode in its usual way.
     """
@@ -76,9 +72,6 @@ class PartReport:
     substitutions: list[Substitution] = field(default_factory=list)
     left_over: dict[tuple[int, int, int], Buffer] = field(default_factory=dict)
     collated: Collated | None = None
-    read_ns: int = 0
-    decode_ns: int = 0
-    encoded_bytes: int = 0
     clipped: int = 0
     slow: int = 0
 
@@ -108,7 +101,3 @@ class PartReport:
         """True if it says anything that the slot and the meters do not."""
         further = self.extras or self.substitutions or self.left_over or self.collated
         return bool(further or self.clipped or self.slow)
-
-    def count(self, meter: Meter, busy_ns: int) -> None:
-        """Adds the part, which took so many nanoseconds in all, to a meter."""
-        meter.add_part(self.read_ns, self.decode_ns, busy_ns, self.encoded_bytes)

@@ -13,9 +13,11 @@ Note [One call]
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from feeder import _native
@@ -48,6 +50,7 @@ _STAGES = ("read", "draw", "decode", "transform")
 _LARGEST_SIDE = (1 << 16) - 1
 
 
+@dataclass
 class PartRunner:
     """Makes parts; see Note [One call].
 
@@ -62,30 +65,20 @@ class PartRunner:
         finish: What follows the kernels' call; None for plans.
     """
 
-    def __init__(
-        self,
-        reader: ShardReader,
-        subsets: list[Int64s],
-        native: _native.PartRunner,
-        samples: int,
-        recipe: Recipe,
-        seed: int,
-        behind: list[int],
-        finish: Finish | None,
-    ) -> None:
-        self._reader = reader
-        self._subsets = subsets
-        self._native = native
-        self._samples = samples
-        assert recipe.base_size is not None
-        self._size = recipe.base_size
-        self._recipe = recipe
-        self._seed = seed
-        self._behind = behind
-        self._ops = [recipe.ops[number] for number in behind]
-        self._finish = finish
+    reader: ShardReader
+    subsets: list[Int64s]
+    native: _native.PartRunner
+    samples: int
+    recipe: Recipe
+    seed: int
+    behind: list[int]
+    finish: Finish | None
+
+    def __post_init__(self) -> None:
+        assert self.recipe.base_size is not None
+        self._size = self.recipe.base_size
+        self._ops = [self.recipe.ops[number] for number in self.behind]
         self._apart: Uint8s | None = None
-        self._crops_first = recipe.crops_first
         self._pause = 0
 
     @classmethod
@@ -184,13 +177,13 @@ class PartRunner:
             self._pause -= 1
             return None
 
-        finish, out = self._finish, view.images[0]
+        finish, out = self.finish, view.images[0]
         assert finish is not None  # or this were for plans
         samples = view.samples if rows is None else view.samples.part(rows)
-        drawn, program = self._draw(epoch, samples, report, meter) if self._ops else ([], None)
+        drawn, program = self._draw(epoch, samples, meter) if self._ops else ([], None)
         made = self._memory(len(out)) if finish.is_apart else out
         before = meter.runs("transform") if finish.is_needed else None
-        found = self._call(self._native.run, made, epoch, view, samples, report, meter, heartbeat, rows, program, rows)
+        found = self._call(self.native.run, made, epoch, view, samples, meter, heartbeat, rows, program, rows)
         if found is None:
             return None
         left = set(found[0])
@@ -198,32 +191,29 @@ class PartRunner:
             done = set(range(len(samples.ids))).difference(left)
             started = time.perf_counter_ns()
             left.update(finish.run(drawn, done, made, out, rows))
-            spent_ns = time.perf_counter_ns() - started
-            report.decode_ns += spent_ns
-            meter.lengthen("transform", before, spent_ns)
+            meter.lengthen("transform", before, time.perf_counter_ns() - started)
         report.slow += found[1]
         return sorted(left) if rows is None else rows[sorted(left)].tolist()
 
     def _memory(self, count: int) -> Uint8s:
         """Returns images apart from the slot, the same memory for all parts."""
-        assert self._finish is not None
+        assert self.finish is not None
         if self._apart is None or len(self._apart) < count:
-            self._apart = self._finish.memory(count, *self._size)
+            self._apart = self.finish.memory(count, *self._size)
         return self._apart[:count]
 
     def plan(
         self,
         epoch: int,
         view: SlotView,
-        report: PartReport,
         meter: Meter,
         heartbeat: Callable[[], None],
         sink: StagedSink,
     ) -> list[int] | None:
-        """Plans the samples of a part, and counts them.
+        """Plans the samples of a part, and counts the stages.
 
         Args:
-            epoch, view, report, meter, heartbeat: See :meth:`run`; the view's images are left alone.
+            epoch, view, meter, heartbeat: See :meth:`run`; the view's images are left alone.
             sink: Gets the plans.
 
         Returns:
@@ -233,25 +223,21 @@ class PartRunner:
             self._pause -= 1
             return None
 
-        found = self._call(self._native.plan, self._size, epoch, view, view.samples, report, meter, heartbeat)
+        found = self._call(self.native.plan, self._size, epoch, view, view.samples, meter, heartbeat)
         if found is None:
             return None
         left, plan_ns, plans, places = found
         sink.put_plans(plans, places, self._size, plan_ns)
         return list(left)
 
-    def _draw(
-        self, epoch: int, samples: Samples, report: PartReport, meter: Meter
-    ) -> tuple[list[Params], Programs | None]:
+    def _draw(self, epoch: int, samples: Samples, meter: Meter) -> tuple[list[Params], Programs | None]:
         """Draws for the ops behind the base path, and makes the programs of those that the kernels run."""
-        started, recipe = time.perf_counter_ns(), self._recipe
-        rest = recipe.draw_rest(self._seed, epoch, samples.ids + samples.repeats * self._samples)
-        drawn = [rest[number - recipe.base_length] for number in self._behind]
-        end = 0 if self._finish is None else self._finish.end
+        started, recipe = time.perf_counter_ns(), self.recipe
+        rest = recipe.draw_rest(self.seed, epoch, samples.ids + samples.repeats * self.samples)
+        drawn = [rest[number - recipe.base_length] for number in self.behind]
+        end = 0 if self.finish is None else self.finish.end
         made = programs(self._ops[:end], drawn[:end], self._size)
-        spent_ns = time.perf_counter_ns() - started
-        report.decode_ns += spent_ns
-        meter.add("draw", spent_ns)
+        meter.add("draw", time.perf_counter_ns() - started)
         return drawn, made
 
     def _call(
@@ -261,7 +247,6 @@ class PartRunner:
         epoch: int,
         view: SlotView,
         samples: Samples,
-        report: PartReport,
         meter: Meter,
         heartbeat: Callable[[], None],
         rows: Int64s | None = None,
@@ -269,34 +254,43 @@ class PartRunner:
     ) -> Any:
         """Calls the kernels' runner on samples of a view, again with the shards open that it lacks; returns the numbers
         of those that are left and what follows the sums in its answer, or None."""
-        reader, ids = self._reader, samples.ids
-        for subset in self._subsets:
+        reader, ids = self.reader, samples.ids
+        for subset in self.subsets:
             ids = subset[ids]
         shards, stored_rows, per_shard = reader.index.located(ids)
         labels = view.labels if reader.given_labels is None else None
         index = reader.index.native
 
-        what = (shards, per_shard, stored_rows, samples.ids, samples.repeats, self._samples, epoch)
-        arrays = (out, labels, meter.words)
-        advise_from = reader.advise_from
-
         started = time.perf_counter_ns()
         reader.bring_images(ids)
         brought_ns = time.perf_counter_ns() - started
-        found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, heartbeat, *more)
+        call = functools.partial(
+            native,
+            index,
+            reader.native_shards,
+            shards,
+            per_shard,
+            stored_rows,
+            samples.ids,
+            samples.repeats,
+            self.samples,
+            epoch,
+            out,
+            labels,
+            meter.words,
+            brought_ns,
+            reader.advise_from,
+        )
+        found = call(False, heartbeat, *more)
         if isinstance(found, list):
-            reader.open_shards(found, ids, by_rows=self._crops_first)
-            found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, heartbeat, *more)
+            reader.open_shards(found, ids, by_rows=self.recipe.crops_first)
+            found = call(True, heartbeat, *more)
         if not isinstance(found, tuple):
             return None
 
-        left, read_ns, decode_ns, read_bytes, *rest = found
+        left, read_ns, _, read_bytes, *rest = found
         if reader.given_labels is not None:
             view.labels[slice(None) if rows is None else rows] = reader.given_labels[ids]
-        report.read_ns += read_ns
-        report.decode_ns += decode_ns
-        report.encoded_bytes += read_bytes
-
         if not left:  # whose bytes the time would be for, too
             reader.note_read(read_bytes, read_ns - brought_ns)
         if 2 * len(left) > len(ids):
@@ -308,25 +302,24 @@ def base_ops(recipe: Recipe) -> _native.BaseOps | None:
     """Returns the ops of the base path of a recipe without variable sizes; None if one is unknown to the kernels."""
     ops = _native.BaseOps()
     for stream, op in enumerate(recipe.ops[: recipe.base_length]):
-        kind = type(op)
         if max(_sides(op), default=0) > _LARGEST_SIDE or getattr(op, "interpolation", None) == "random":
             return None
-        if isinstance(op, RandomResizedCrop) and kind is RandomResizedCrop:
+        if type(op) is RandomResizedCrop:
             logs = math.log(op.ratio[0]), math.log(op.ratio[1])
             ops.add_random_resized_crop(stream, *op.size, op.scale, op.ratio, logs)
-        elif isinstance(op, RandomCrop) and kind is RandomCrop:
+        elif type(op) is RandomCrop:
             ops.add_random_crop(stream, *op.size, op.padding or (0, 0, 0, 0), op.pad_if_needed)
-        elif isinstance(op, Pad) and kind is Pad:
+        elif type(op) is Pad:
             ops.add_pad(op.padding)
-        elif isinstance(op, LetterBox) and kind is LetterBox:
+        elif type(op) is LetterBox:
             ops.add_letterbox(*op.size)
-        elif isinstance(op, CenterCrop) and kind is CenterCrop:
+        elif type(op) is CenterCrop:
             ops.add_center_crop(*op.size)
-        elif isinstance(op, Resize) and kind is Resize:
+        elif type(op) is Resize:
             _add_resize(ops, op)
-        elif isinstance(op, RandomHorizontalFlip) and kind is RandomHorizontalFlip:
+        elif type(op) is RandomHorizontalFlip:
             ops.add_horizontal_flip(stream, op.p)
-        elif kind is not ToDtype and kind is not Normalize and not isinstance(op, TargetOp):
+        elif type(op) not in (ToDtype, Normalize) and not isinstance(op, TargetOp):
             return None
     return ops
 

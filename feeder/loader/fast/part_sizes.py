@@ -16,12 +16,11 @@ import itertools
 
 from feeder.loader.slots.image_slots import Layout
 
-__all__ = ["AHEAD_BYTES", "PartSizes", "enough_ahead", "most_sent_parts", "part_rows", "sent_ahead", "sent_part_rows"]
+__all__ = ["AHEAD_BYTES", "PartSizes", "enough_ahead", "most_sent_parts", "part_rows", "sent_part_rows"]
 
 _LARGEST_PART = 64
 _SMALLEST_SENT = 16
 _SENT_BYTES = 32 << 20  # of a part; see feeder.service.part_memory.PART_BYTES
-_MOST_AHEAD = 256
 _SMALLEST_PART = 4
 _LEAST_NS = 2_000_000
 _PARTS_AHEAD = 2  # for each worker
@@ -44,17 +43,6 @@ def enough_ahead(layout: Layout, workers: int, parts: int, most: int) -> int:
     """
     needed = -(-_PARTS_AHEAD * workers // parts) + 1
     return min(most, max(needed, AHEAD_BYTES // layout.slot_bytes))
-
-
-def sent_ahead(layout: Layout, least: int) -> int:
-    """Returns the number of batches made ahead that keep servers of an input service busy, whose number is not known
-    when slots are made: as many as take little memory.
-
-    Args:
-        layout: The layout of a batch's slot.
-        least: Smallest number of batches.
-    """
-    return max(least, min(_MOST_AHEAD, AHEAD_BYTES // layout.slot_bytes))
 
 
 def sent_part_rows(rows: int, workers: int, cores: int, ahead: int, row_bytes: int) -> list[tuple[int, int]]:
@@ -91,7 +79,6 @@ class PartSizes:
         self._workers = workers
         self._batches = self._parts = self._rows = 0
         self._sample_ns = 0.0
-        self._made: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     @property
     def is_due(self) -> bool:
@@ -107,7 +94,6 @@ class PartSizes:
         """
         if parts:
             self._sample_ns = max(1.0, busy_ns * self._parts / (parts * self._rows))
-            self._made.clear()
 
     def next(self, rows: int, ahead: int) -> list[tuple[int, int]]:
         """Returns (first row, number of rows) of the parts of the next batch.
@@ -116,9 +102,7 @@ class PartSizes:
             rows: Number of its rows.
             ahead: Number of batches made ahead.
         """
-        parts = self._made.get((rows, ahead))
-        if parts is None:
-            parts = self._made[rows, ahead] = _split(rows, self._size(rows, ahead))
+        parts = _split(rows, self._size(rows, ahead))
         self._batches += 1
         self._parts += len(parts)
         self._rows += rows

@@ -13,9 +13,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from feeder.errors import WorkerError
 from feeder.loader.fast.fast_worker import FAILED_START, Declined, work_loop
@@ -34,7 +34,7 @@ from feeder.system.text import count
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
-__all__ = ["Pool", "PoolOptions", "Replacement"]
+__all__ = ["Pool", "PoolOptions"]
 
 _log = logging.getLogger("feeder")
 
@@ -73,23 +73,6 @@ class PoolOptions:
         return self.workers + (self.service is not None)
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """A worker that was replaced.
-
-    Attributes:
-        worker: Its number in the pool.
-        pid: Its process id, if known.
-        cause: Cause of its end.
-        keys: Keys of the samples that it was making; empty if there were none.
-    """
-
-    worker: int
-    pid: int | None
-    cause: str
-    keys: tuple[str, ...]
-
-
 @dataclass(eq=False)
 class _Worker(Worker):
     is_dismissed: bool = False  # killed as its part is not wanted any more
@@ -107,7 +90,8 @@ class Pool(Supervisor[_Worker]):
         parts: Largest number of parts on the board.
         options: How to run the workers.
         stages: int64 [processes, METER_WORDS], which the meters begin with.
-        replacements: Workers that are replaced are added to it.
+        replacements: Workers that are replaced are added to it: ``worker``, its number; ``pid``, if known; the
+            ``cause`` of its end; ``keys`` of the samples that it was making.
 
     Attributes:
         board: The task board.
@@ -120,7 +104,7 @@ class Pool(Supervisor[_Worker]):
         parts: int,
         options: PoolOptions,
         stages: Int64s,
-        replacements: list[Replacement],
+        replacements: list[dict[str, Any]],
     ) -> None:
         super().__init__(_Worker, options.hang_timeout_s)
         self.options = options
@@ -159,7 +143,7 @@ class Pool(Supervisor[_Worker]):
             raise
 
     def submit(
-        self, slot: int, rows: Iterable[tuple[int, int]], epoch: int, size: tuple[int, int] | None = None
+        self, slot: int, rows: list[tuple[int, int]], epoch: int, size: tuple[int, int] | None = None
     ) -> list[int]:
         """Gives out the parts of a slot, which holds their positions and ids.
 
@@ -173,11 +157,10 @@ class Pool(Supervisor[_Worker]):
             The parts' numbers.
         """
         self.check_open()
-        edges = list(rows)
         height, width = size or (0, 0)
         parts = [
-            Part(self._next + k, slot, first, count, epoch, int(k == len(edges) - 1), height, width)
-            for k, (first, count) in enumerate(edges)
+            Part(self._next + k, slot, first, count, epoch, int(k == len(rows) - 1), height, width)
+            for k, (first, count) in enumerate(rows)
         ]
         self._next += len(parts)
         self._outstanding.update({part.number: part for part in parts})
@@ -250,7 +233,7 @@ class Pool(Supervisor[_Worker]):
         Raises:
             WorkerError: if a worker is missing, or :meth:`take` has failed: the pool is of no more use.
         """
-        if not self.is_open:
+        if not self.check_open():
             return
         if self._is_broken:
             raise WorkerError("a worker could not be started or replaced; start these workers anew")
@@ -305,9 +288,9 @@ class Pool(Supervisor[_Worker]):
         sizes = (self._ring.slots, board.capacity, board.workers, board.meters, payload_bytes)
         relay = None
         if self.options.service is not None and number == self.options.workers:
-            from feeder.loader.fast.relay import relay_loop  # which few loaders need
+            from feeder.loader.fast.relay import Relay  # which few loaders need
 
-            relay = functools.partial(relay_loop, options=self.options.service)
+            relay = functools.partial(Relay, options=self.options.service)
         hello = pickle.dumps((self._ring.layout, sys.path, self._rows[number], *sizes, relay, self.options.cpus))
         descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event, board.sent]
         if payload is not None:
@@ -345,7 +328,7 @@ class Pool(Supervisor[_Worker]):
     def _hangs(self, number: int) -> bool:
         """Kills a worker that has or could take a part and is silent for too long; returns True then."""
         is_idle = not self._claimed(number)
-        if is_idle and not self.board.pending():
+        if is_idle and not self.board.unclaimed():
             return False
         heartbeat = self.board.heartbeat_ns(self._rows[number][0])
         heard = max(self.workers[number].heard_ns, heartbeat, self._given_out_ns if is_idle else 0)
@@ -374,13 +357,13 @@ class Pool(Supervisor[_Worker]):
             raise WorkerError(f"worker {number} could not start: {cause}; {advice}")
 
         keys = tuple(key for part in parts for key in self._keys(part))
-        event = Replacement(number, worker.process.pid(), cause, keys)
-        self._replacements.append(event)
+        pid = worker.process.pid()
+        self._replacements.append({"worker": number, "pid": pid, "cause": cause, "keys": keys})
 
         _log.warning(
             "worker %d (pid %s) ended: %s; replaced, %s",
             number,
-            event.pid,
+            pid,
             cause,
             f"{count(len(keys), 'sample is', 'samples are')} done again" if keys else "it was making no samples",
         )

@@ -86,7 +86,6 @@ class EpochProgress:
         samples: Number of samples handed out.
         skipped: Number of samples that took the place of bad ones.
         first_skipped: The first bad sample.
-        last_step: Number of the epoch's last batch; None with an explicit sampler.
         moved: Set when ``steps`` or ``exhausted`` has changed.
     """
 
@@ -103,14 +102,10 @@ class EpochProgress:
     first_skipped: Substitution | None = None
     moved: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        self.last_step = None if self.split is None else len(self.split) - 1
-
     def follow(self, order: Order, split: Split) -> None:
         """Goes on by an order, and a split of it, that begin as those before."""
         self.order = order
         self.split = split
-        self.last_step = len(split) - 1
 
     def ordered_until(self) -> int:
         """Returns the epoch's positions that the job has ordered: all, once no batch is left to order."""

@@ -52,7 +52,6 @@ class _Set:
 
     Attributes:
         reader: Its reader.
-        mirror: Its mirror.
         working_bytes: Size of the shards that the order reads from at a time, and of their indexes.
         link: The connection of the plan.
         sent: (shard, range) that the fetcher knows of.
@@ -61,7 +60,6 @@ class _Set:
     """
 
     reader: ShardReader
-    mirror: CacheMirror
     working_bytes: int
     link: Link | None = None
     sent: set[tuple[int, int]] = field(default_factory=set)
@@ -77,7 +75,7 @@ class _Set:
         """
         self.sent.clear()
         self.lasts.clear()
-        self.link = self.mirror.connect()
+        self.link = cast(CacheMirror, self.reader.mirror).connect()
         self.link.ask({"begin": self.working_bytes})
         return self.link
 
@@ -249,7 +247,7 @@ class ReadAhead(_Ahead):
         fit = all(leaf.store_bytes <= leaf.cache_bytes for leaf in found.values())
         working = {} if fit else self._working_bytes()
         for number, leaf in found.items():
-            self._sets[number] = _Set(leaf, cast(CacheMirror, leaf.mirror), working.get(number, 0))
+            self._sets[number] = _Set(leaf, working.get(number, 0))
         try:
             for each in self._sets.values():
                 each.begin()
@@ -344,7 +342,7 @@ class DrawnAhead(_Ahead):
             return
         for leaf, own, _ in _leaf_rows(self._reader, ids):
             if id(leaf) not in self._sets:
-                self._sets[id(leaf)] = _Set(leaf, cast(CacheMirror, leaf.mirror), 0)
+                self._sets[id(leaf)] = _Set(leaf, 0)
             steps = np.full(len(own), step)
             try:
                 self._sets[id(leaf)].extend(step - self._made, steps, own, is_first=True)

@@ -28,7 +28,6 @@ from typing import Any
 from feeder.errors import ServiceError
 from feeder.loader.fast.fast_worker import Declined, finish_part, make_part, send
 from feeder.loader.fast.part_answer import error_from_json
-from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.received_part import Arrays, PartReceiver
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
@@ -40,7 +39,7 @@ from feeder.loader.slots.image_slots import SlotView
 from feeder.loader.workers.channel import Channel
 from feeder.service.frames import HEARTBEAT_S, Frame, Kind
 
-__all__ = ["Claims", "answer_limit_s", "relay_loop"]
+__all__ = ["Claims", "Relay", "answer_limit_s"]
 
 _LATE, _MOST_LATE_S, _LEAST_LIMIT_S = 3.0, 1.0, 0.05
 _LOCAL_FIRST_S = 0.02  # that idle local workers get to take a part
@@ -67,6 +66,7 @@ def answer_limit_s(usual_s: float, *, is_worker_free: bool) -> float:
     return max(_LEAST_LIMIT_S, min(_LATE * usual_s, most_s))
 
 
+@dataclass(eq=False)
 class Claims:
     """Takes parts off the board that local workers do not take.
 
@@ -75,33 +75,32 @@ class Claims:
         local_workers: Number of the workers that make parts here; 0 takes any part.
     """
 
-    def __init__(self, board: Board, local_workers: int) -> None:
-        self._board = board
-        self._local_workers = local_workers
-        self._seen = (-1, 0.0)  # the oldest part that waits, and since when
+    board: Board
+    local_workers: int
+    _seen: tuple[int, float] = field(default=(-1, 0.0), init=False)  # the oldest part that waits, and since when
 
     def take(self, row: int) -> Part | None:
         """Claims a part by a row, and takes the count that would wake a local worker for it; None if there is none."""
         if self._are_left_to_local_workers():
             return None
-        part = self._board.claim(row, fresh_only=self._local_workers > 0)
+        part = self.board.claim(row, fresh_only=self.local_workers > 0)
         with contextlib.suppress(BlockingIOError):
-            if part is not None or not self._board.pending():
-                os.eventfd_read(self._board.event)
-                if part is None and self._board.pending():  # published meanwhile
-                    os.eventfd_write(self._board.event, 1)
+            if part is not None or not self.board.unclaimed():
+                os.eventfd_read(self.board.event)
+                if part is None and self.board.unclaimed():  # published meanwhile
+                    os.eventfd_write(self.board.event, 1)
         return part
 
     def free_workers(self) -> int:
         """Returns the number of the local workers that would make another part now."""
-        return self._board.idle(self._local_workers) - self._board.unclaimed()
+        return self.board.idle(self.local_workers) - self.board.unclaimed()
 
     def _are_left_to_local_workers(self) -> bool:
         """Returns True if idle local workers are about to take all parts that wait."""
-        if not self._local_workers:
+        if not self.local_workers:
             return False
-        first, waiting = self._board.fresh()
-        if waiting > self._board.idle(self._local_workers):
+        first, waiting = self.board.fresh()
+        if waiting > self.board.idle(self.local_workers):
             return False
         now = time.monotonic()
         if self._seen[0] != first:
@@ -136,15 +135,8 @@ class _Asked:
     arrays: Arrays = field(default_factory=list)
 
 
-def relay_loop(
-    channel: Channel,
-    board: Board,
-    rows: Sequence[int],
-    view_of: Callable[[Part], SlotView],
-    work: Work,
-    options: ServiceOptions,
-) -> None:
-    """The main function of a relay, once it has what every worker has; returns when the trainer closes its socket.
+class Relay:
+    """A relay, once it has what every worker has.
 
     Args:
         channel: To the trainer.
@@ -154,12 +146,7 @@ def relay_loop(
         work: The work, which the relay's own parts are made by.
         options: The service.
     """
-    relay = _Relay(channel, board, rows, view_of, work, options)
-    while relay.turn():
-        pass
 
-
-class _Relay:
     def __init__(
         self,
         channel: Channel,
@@ -192,11 +179,13 @@ class _Relay:
         self._heartbeat = functools.partial(board.heartbeat, rows[0])
         self._heartbeat()
 
-    def turn(self) -> bool:
-        """Waits for something, and does what there is to do; returns False once the trainer is gone."""
-        ready = self._wait()
-        if self._channel.connection.fileno() in ready:
-            return False
+    def run(self) -> None:
+        """Relays parts until the trainer closes its socket."""
+        while self._channel.connection.fileno() not in (ready := self._wait()):
+            self._turn(ready)
+
+    def _turn(self, ready: dict[int, int]) -> None:
+        """Does what there is to do."""
         now = time.monotonic()
         if now - self._looked_s > _BUSY_S:
             self._servers.forgive()
@@ -220,7 +209,6 @@ class _Relay:
             self._see_to_late_parts()
             self._claim()
         self._servers.flush()
-        return True
 
     def _wait(self) -> dict[int, int]:
         """Waits for something; returns the events by descriptor."""
@@ -228,7 +216,7 @@ class _Relay:
         now = time.monotonic()
         wait_s = min(self._next_s, self._late_s) - now if self._asked else self._next_s - now
         if self._wants_parts():
-            if self._is_empty_handed and self._board.pending():
+            if self._is_empty_handed and self._board.unclaimed():
                 wait_s = min(wait_s, _PAUSE_MS / 1000)  # the event stays readable until a local worker has taken it
             else:
                 wanted[self._board.event] = select.POLLIN
@@ -265,7 +253,7 @@ class _Relay:
 
     def _claim(self) -> None:
         """Claims parts for servers with credit left."""
-        if not (self._asked or self._board.pending()):
+        if not (self._asked or self._board.unclaimed()):
             self._answered_s = time.monotonic()
         self._is_empty_handed = False
         while self._wants_parts():
@@ -344,19 +332,19 @@ class _Relay:
                 return
             link.taken(number)
         self._leave(asked)
-        self._finish(asked, report, report if report.has_news else None)
+        self._finish(asked, report if report.has_news else None)
 
     def _take_failure(self, link: ServerLink, asked: _Asked, answer: Frame) -> None:
         error = error_from_json(answer.message)
         asked.failures += 1
         if error is not None:
             self._leave(asked)
-            self._finish(asked, PartReport(), error)
+            self._finish(asked, error)
         elif not self._options.only:
             self._hand_back(asked)
         elif not asked.requests and asked.failures > _MOST_FAILURES:
             reason = str(answer.message.get("error"))[-500:]
-            self._finish(asked, PartReport(), ServiceError(f"server {link.address[0]} can't make a part: {reason}"))
+            self._finish(asked, ServiceError(f"server {link.address[0]} can't make a part: {reason}"))
 
     def _drop_lost(self) -> bool:
         """Has the parts of servers that are gone made otherwise; returns True if there are such servers."""
@@ -428,10 +416,11 @@ class _Relay:
             f"no server of the service {self._options.name!r} was there for {self._options.timeout_s:g} s: "
             f"{self._servers.problems()}. Start one with `feeder serve`, raise timeout=, or leave only=True out"
         )
-        self._finish(asked, PartReport(), error)
+        self._finish(asked, error)
 
-    def _finish(self, asked: _Asked, report: PartReport, message: Any) -> None:
+    def _finish(self, asked: _Asked, message: Any) -> None:
         self._asked.pop(asked.part.number, None)
-        report.count(self._work.meter, report.read_ns + report.decode_ns)
+        if isinstance(message, Exception):  # else the part was counted where it was made
+            self._work.meter.add_part(0)
         finish_part(self._channel, self._board, asked.row, asked.part, message)
         self._idle_rows.append(asked.row)

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,15 @@ from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
 from feeder.errors import DecodeError
-from feeder.loader.fast.part_output import PaddedSink, PixelSink, Sink, StagedSink, put_extras, read_extras
+from feeder.loader.fast.part_output import (
+    PaddedSink,
+    PixelSink,
+    SampleSink,
+    Sink,
+    StagedSink,
+    put_extras,
+    read_extras,
+)
 from feeder.loader.fast.part_report import SUBSTITUTES, PartReport, Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Layout, Samples, Sizes, SlotView
@@ -48,7 +56,7 @@ _WRONG_ROWS = (
 )
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Work:
     """The work of making samples; cheap to pickle.
 
@@ -76,7 +84,10 @@ class Work:
         images: The further images among the extras.
         values: The other extras.
         views_of: The views of the sample's image and of each further one, as slices of :attr:`recipes`.
+        makes_batches: True if a part must be a whole batch.
     """
+
+    makes_batches: ClassVar[bool] = False
 
     reader: Reader
     recipe: Recipe | Views
@@ -94,15 +105,11 @@ class Work:
     largest: tuple[int, int] | None = None
     left_out: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     groups: Buckets | None = None
-    meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
-    _decoder: Decoder | None = field(default=None, repr=False, compare=False)
-    _apart: dict[int, AnyArray] | None = field(default=None, init=False, repr=False, compare=False)
-    _made_splits: dict[tuple[Recipe, ...], tuple[DeviceSplit | None, ...]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _runners: dict[int, tuple[Recipe, PartRunner | None]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    meter: Meter = field(default_factory=Meter, init=False)
+    _decoder: Decoder | None = field(default=None, init=False)
+    _apart: dict[int, AnyArray] | None = field(default=None, init=False)
+    _made_splits: dict[tuple[Recipe, ...], tuple[DeviceSplit | None, ...]] = field(default_factory=dict, init=False)
+    _runners: dict[int, tuple[Recipe, PartRunner | None]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.images = images_in(self.extras)
@@ -141,16 +148,6 @@ class Work:
         else:
             self.stager.prepare()
 
-    @property
-    def parts(self) -> tuple[Work, ...]:
-        """The work on each source of a mixture; else this one alone."""
-        return (self,)
-
-    @property
-    def makes_batches(self) -> bool:
-        """True if a part must be a whole batch."""
-        return False
-
     def layout(self, batch_size: int) -> Layout:
         """Returns the layout of slots for batches of that size."""
         return Layout(batch_size, self.image_columns, self.reader.label_dtype, self.further_columns)
@@ -171,13 +168,12 @@ class Work:
     @property
     def recipes(self) -> tuple[Recipe, ...]:
         """The recipe of each image that is made of a sample: of its image or the views, and of further images."""
-        views = self.recipe.views
-        return (*views, *further_recipes(self.images)) if self.images else views
+        return *self.recipe.views, *further_recipes(self.images)
 
     def recipes_at(self, bucket: tuple[int, int] | None, epoch: int) -> tuple[Recipe, ...]:
         """Returns the recipes of one batch, see :meth:`feeder.transforms.Recipe.at`."""
-        views = self.recipe.at(bucket, epoch).views
-        return (*views, *(each.at(bucket, epoch) for each in further_recipes(self.images))) if self.images else views
+        further = (each.at(bucket, epoch) for each in further_recipes(self.images))
+        return *self.recipe.at(bucket, epoch).views, *further
 
     @property
     def image_columns(self) -> tuple[Column, ...]:
@@ -245,16 +241,15 @@ class Work:
         samples = view.samples
         recipes = self.recipes_at(view.image_size, epoch)
         runner, left = self._runner(recipes), None
-        how = (epoch, view, report, self.meter, heartbeat)
         if self.stager is None and runner is not None:
-            left = runner.run(*how, rows)
+            left = runner.run(epoch, view, report, self.meter, heartbeat, rows)
             if left is not None and not left and not self.extras:
                 return
 
         sinks = self._sinks(recipes, view.images)
         if self.stager is not None and runner is not None:
             assert isinstance(sinks[0], StagedSink)
-            left = runner.plan(*how, sinks[0])
+            left = runner.plan(epoch, view, self.meter, heartbeat, sinks[0])
 
         part = _Part(epoch, recipes, view, sinks, report, heartbeat)
         wanted = np.arange(len(samples.ids)) if rows is None else rows
@@ -309,18 +304,12 @@ class Work:
         sinks: list[Sink] = []
         for of in self.views_of:
             if self.pad is not None and not sinks:
-                sinks.append(PaddedSink(self.decoder, recipes[0], images[0], self.pad.value, self.meter))
+                sinks.append(PaddedSink(self.decoder, recipes[0], images[0], self.meter, self.pad.value))
+            elif recipes[of][0].output_size is None:  # which a collate_fn takes
+                sinks.append(SampleSink(self.decoder, recipes[of][0], images[of][0], self.meter))
             else:
-                sinks.append(self._sink(recipes[of], splits[of], images[of]))
+                sinks.append(PixelSink(self.decoder, recipes[of], splits[of], images[of], self.meter, self._apart))
         return sinks
-
-    def _sink(
-        self,
-        recipes: tuple[Recipe, ...],
-        splits: tuple[DeviceSplit | None, ...],
-        images: tuple[AnyArray, ...],
-    ) -> Sink:
-        return PixelSink(self.decoder, recipes, splits, images, self.meter, self._apart)
 
     def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the samples to try, one after the other, in place of a bad one.
@@ -388,12 +377,13 @@ class Work:
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; returns an error or None for each."""
         sink, report, heartbeat, ids = part.sinks[0], part.report, part.heartbeat, samples.ids
-        started, already_ns = time.perf_counter_ns(), report.read_ns
+        started = time.perf_counter_ns()
 
         # Before the images, which are valid until the reader's next call.
         extras = read_extras(self.extras, self.reader, ids)
         drawing = _Drawing(self, part, self.keys(samples), extras)
-        encoded = self._read(ids, report, drawing if sink.takes_rows else None, started)
+        takes_rows = self.decoder.takes_rows if self.stager is None else self.stager.takes_rows
+        encoded = self._read(ids, started, drawing if takes_rows else None)
         part.view.labels[rows] = encoded.labels
         heartbeat()
 
@@ -406,7 +396,7 @@ class Work:
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
             if again:
                 heartbeat()
-                encoded = self._read(ids[again], report)
+                encoded = self._read(ids[again], time.perf_counter_ns())
                 found = _add(report, sink, encoded, rows[again], _take(draws, again))
                 for row, error in zip(again, found, strict=True):
                     if error is None:
@@ -420,7 +410,6 @@ class Work:
             values = [each for extra, each in both if not isinstance(extra, FurtherImage)]
             put_extras(self.values, values, part.view, report, rows, draws, errors)
 
-        report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
     def _add_extras(self, part: _Part, rows: Int64s, errors: list[DecodeError | None]) -> None:
@@ -434,7 +423,7 @@ class Work:
         report, samples = part.report, part.view.samples.part(rows)
         started = time.perf_counter_ns()
         values = read_extras(self.extras, self.reader, samples.ids)
-        read_ns = time.perf_counter_ns() - started
+        self.meter.add("read", time.perf_counter_ns() - started)
         part.heartbeat()
         drawing = _Drawing(self, part, self.keys(samples), values)
         draws: tuple[Draws, ...] = ()
@@ -446,9 +435,6 @@ class Work:
         put_extras(self.values, values, part.view, report, rows, draws, found)
         for row, i, error in zip(rows.tolist(), samples.ids.tolist(), found, strict=True):
             errors[row] = error if error is None else self.reader.at(error, i)
-        self.meter.add("read", read_ns)
-        report.read_ns += read_ns
-        report.decode_ns += time.perf_counter_ns() - started - read_ns
 
     def _add_images(
         self,
@@ -470,21 +456,12 @@ class Work:
             for row, error in enumerate(_add(part.report, sink, encoded, rows, draws)):
                 if error is not None and errors[row] is None:
                     errors[row] = image.named(error) if unread[row] is None else error
-            part.report.encoded_bytes += sum(map(len, encoded.buffers))
+            self.meter.add_each("read", np.zeros(0, np.int64), sum(map(len, encoded.buffers)))  # with the extras
 
-    def _read(
-        self,
-        ids: Int64s,
-        report: PartReport,
-        drawing: _Drawing | None = None,
-        started: int | None = None,
-    ) -> ReadSamples:
-        started = time.perf_counter_ns() if started is None else started
+    def _read(self, ids: Int64s, started: int, drawing: _Drawing | None = None) -> ReadSamples:
         encoded = self.reader.read(ids, drawing.rows if drawing is not None and drawing.crops_first else None)
         size_bytes = sum(map(len, encoded.buffers))
         spent_ns = time.perf_counter_ns() - started - (0 if drawing is None else drawing.spent_ns)
-        report.encoded_bytes += size_bytes
-        report.read_ns += spent_ns
         self.meter.add("read", spent_ns, size_bytes)
         return encoded
 

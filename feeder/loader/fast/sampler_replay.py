@@ -48,9 +48,7 @@ class Replay:
         drawn: Names of the global generators that the first batch was drawn from.
     """
 
-    def __init__(
-        self, sampler: Any, samples: int, rank: int, start: int = 0, saved: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, sampler: Any, samples: int, rank: int, start: int, saved: Mapping[str, Any] | None) -> None:
         self._sampler = sampler
         self._samples = samples
         self._rank = rank

@@ -58,6 +58,7 @@ class ServerLink:
         memory: The server's memory on this host, uint8 [bytes], which can only be read; None on another host.
         refusal: The reason for which the server refused the job; empty for one that did not.
         lost: The reason for which the link is of no more use; empty while it is.
+        heard_s: Time from which the server's silence counts.
     """
 
     def __init__(self, address: tuple[str, int], hello: Mapping[str, Any], work: bytes, place: Place) -> None:
@@ -191,10 +192,6 @@ class ServerLink:
         elif not self._sender.unsent_bytes:
             self._sender.add(Kind.HEARTBEAT, {})
             self.flush()
-
-    def forgive(self) -> None:
-        """Begins the server's silence anew: this process was busy, and did not listen."""
-        self.heard_s = time.monotonic()
 
     def flush(self) -> None:
         """Sends what fits."""

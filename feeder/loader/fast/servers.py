@@ -83,8 +83,13 @@ class Servers:
                 self._links[address] = ServerLink(address, hello, self._work, self._place)
         for link in self._links.values():
             link.tick()
-        if self._silent_since_s is not None:
-            self._tell_of_silence(now - self._silent_since_s)
+
+        if self._told or any(link.credit for link in self._links.values()):
+            self._silent_since_s = None
+        elif self._silent_since_s is not None and now - self._silent_since_s > _PATIENCE_S:
+            # So that a mistyped name is not taken for a slow service.
+            self._silent_since_s = None
+            self._tell(f"no server makes parts for this job yet: {self.problems()}")
 
     def drop_lost(self) -> list[tuple[ServerLink, list[Any]]]:
         """Ends the connections that are of no more use; returns them with the owners of what is unanswered there."""
@@ -111,7 +116,7 @@ class Servers:
     def forgive(self) -> None:
         """Begins the servers' silence anew: this process was busy, and did not listen."""
         for link in self._links.values():
-            link.forgive()
+            link.heard_s = time.monotonic()
 
     def problems(self) -> str:
         """Returns what keeps the service from being of use, as far as it is known."""
@@ -123,14 +128,6 @@ class Servers:
                 found.append(f"server {host}:{port} has not answered {count(len(link.sent), 'part')}")
         found += [loss for address, loss in self._losses.items() if address not in self._links]
         return "; ".join(list(dict.fromkeys(filter(None, found)))[:_MOST_REASONS]) or "its servers do not answer"
-
-    def _tell_of_silence(self, silent_s: float) -> None:
-        """Says that no server makes parts, so that a mistyped name is not taken for a slow service."""
-        if self._told or any(link.credit for link in self._links.values()):
-            self._silent_since_s = None
-        elif silent_s > _PATIENCE_S:
-            self._silent_since_s = None
-            self._tell(f"no server makes parts for this job yet: {self.problems()}")
 
     def _tell(self, text: str) -> None:
         """Says on standard error, once, what keeps a server from being of use."""

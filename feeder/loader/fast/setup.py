@@ -25,7 +25,6 @@ from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.mixed_work import MixedWork
 from feeder.loader.fast.part_sizes import part_rows
-from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, LoaderOptions
 from feeder.loader.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
@@ -189,8 +188,6 @@ def make_engine(
     work: Work,
     options: LoaderOptions,
     init: WorkerInit | None,
-    *,
-    decodes_here: bool,
     service: ServiceOptions | None = None,
 ) -> Engine:
     """Returns a new engine.
@@ -199,7 +196,6 @@ def make_engine(
         work: The work of its workers.
         options: The loader's options.
         init: Called in every new worker.
-        decodes_here: True if the calling process decodes what workers stage.
         service: The input service that parts are made by, too.
     """
     context = options.multiprocessing_context
@@ -208,14 +204,12 @@ def make_engine(
     assert options.workers.hang_timeout_s is not None
 
     workers = 0 if service is not None and service.only else options.num_workers
-    pool = PoolOptions(workers, options.workers.hang_timeout_s, context, init, service, worker_cpus(options))
-
     held, guard = HELD_BATCHES, None
-    if decodes_here:
+    if work.stager is not None:
         # One more is started ahead. On a GPU, DALI keeps it until the next but one is submitted, but copies it to
         # page-locked memory of its own. Plans are copied to the GPU from the slots.
         held += 1
-        if work.stager is not None and work.stager.plans:
+        if work.stager.plans:
             guard = slot_guard(options.device)
     else:
         held += options.device.ahead if options.device.target is not None else 0
@@ -223,13 +217,28 @@ def make_engine(
 
     # Where the caller sets neither, batches are bounded by what workers need.
     is_given = options.prefetch_is_given or options.workers.memory_limit_bytes is not None
-    limit = options.workers.memory_limit_bytes
     ahead = options.ahead
     if service is not None:  # free slots are the credit of servers
         ahead = (options.prefetch_factor or _PREFETCH) * (workers + _SERVICE_WORKERS)
 
     persistent = options.persistent_workers or service is not None  # a relay has to find its servers anew
-    return Engine(work, EngineOptions(ahead, is_given, persistent, limit, pool, held, guard))
+    return Engine(
+        work,
+        EngineOptions(
+            workers,
+            options.workers.hang_timeout_s,
+            context,
+            init,
+            service,
+            worker_cpus(options),
+            ahead=ahead,
+            ahead_is_given=is_given,
+            persistent=persistent,
+            memory_limit_bytes=options.workers.memory_limit_bytes,
+            held=held,
+            guard=guard,
+        ),
+    )
 
 
 def worker_cpus(options: LoaderOptions) -> frozenset[int] | None:
@@ -274,6 +283,7 @@ def _travels(work: Work) -> bool:
     """Returns True if workers that never import the caller's script can unpickle the work."""
     try:
         kinds = [getattr(reader, "kind", None) for reader in leaves(work.reader)]
-        return b"__main__" not in pickle.dumps(([(each.recipe, each.extras) for each in work.parts], kinds))
+        works = work.works if isinstance(work, MixedWork) else (work,)
+        return b"__main__" not in pickle.dumps(([(each.recipe, each.extras) for each in works], kinds))
     except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function
         return False

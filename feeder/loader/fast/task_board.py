@@ -22,7 +22,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,14 +131,11 @@ class Board:
         self._put(parts, self._again, _AGAIN_TAIL)
         os.eventfd_write(self.event, 1)
 
-    def cancel(self) -> list[int]:
-        """Takes all unclaimed parts off the board; returns their numbers."""
+    def cancel(self) -> None:
+        """Takes all unclaimed parts off the board."""
         with self._locked():
-            numbers = []
-            for queue, head, tail in self._queues():
-                numbers += [queue[k % self.capacity] for k in range(self._header[head], self._header[tail])]
+            for _, head, tail in self._queues():
                 self._header[head] = self._header[tail]
-        return numbers
 
     def claim(self, worker: int, *, fresh_only: bool = False) -> Part | None:
         """Claims the next part for a worker; returns None if there is none.
@@ -181,10 +178,6 @@ class Board:
     @service_cores.setter
     def service_cores(self, cores: int) -> None:
         self._header[_SERVICE_CORES] = cores
-
-    def pending(self) -> bool:
-        """Returns True if there are unclaimed parts."""
-        return self.unclaimed() > 0
 
     def fresh(self) -> tuple[int, int]:
         """Returns the place of the first unclaimed fresh part in the order of giving out, and how many there are."""
@@ -257,43 +250,35 @@ class Board:
     def _queues(self) -> tuple[tuple[Any, int, int], ...]:
         return (self._again, _AGAIN_HEAD, _AGAIN_TAIL), (self._fresh, _FRESH_HEAD, _FRESH_TAIL)
 
-    def _locked(self) -> _Lock:
-        return _Lock(self.region.descriptor, self._patience_s, self.evicted)
-
-
-class _Lock:
-    def __init__(self, descriptor: int, patience_s: float | None, evicted: set[int]) -> None:
-        self._descriptor = descriptor
-        self._patience_s = patience_s
-        self._evicted = evicted
-
-    def __enter__(self) -> None:
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = self.region.descriptor
         if self._patience_s is None:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-            return
-        pause_s, since = _SHORTEST_PAUSE_S, 0.0
-        while not self._try():
-            since = since or time.monotonic()
-            if time.monotonic() - since > self._patience_s:
-                self._evict()
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+        else:
+            self._lock_patiently(descriptor, self._patience_s)
+        try:
+            yield
+        finally:
+            fcntl.lockf(descriptor, fcntl.LOCK_UN)
+
+    def _lock_patiently(self, descriptor: int, patience_s: float) -> None:
+        pause_s, since = _SHORTEST_PAUSE_S, time.monotonic()
+        while True:
+            # The kernel may give either error for a lock that is held.
+            with contextlib.suppress(BlockingIOError, PermissionError):
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            if time.monotonic() - since > patience_s:
+                self._evict(descriptor)
                 since = time.monotonic()
             time.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
-    def _try(self) -> bool:
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # the kernel may give either for a lock that is held
-            return False
-        return True
-
-    def _evict(self) -> None:
+    def _evict(self, descriptor: int) -> None:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, asked))
+        kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
         if kind != fcntl.F_UNLCK and holder > 0:
-            self._evicted.add(holder)
+            self.evicted.add(holder)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(holder, signal.SIGKILL)
-
-    def __exit__(self, *exc_info: object) -> None:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_UN)

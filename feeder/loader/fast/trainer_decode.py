@@ -44,6 +44,7 @@ class _Waiting:
     start_ns: int = 0
 
 
+@dataclass(eq=False, kw_only=True)
 class DecodeFeed:
     """Iterates over batches whose staged images are decoded here. A slot comes free once its images are decoded.
 
@@ -51,33 +52,23 @@ class DecodeFeed:
         source: Batches of staged images; an error takes its batch's place.
         work: The work that made them.
         decoder: Decodes them.
-        ready: Returns True if the source has the next batch; only then it is started ahead.
+        source_ready: Returns True if the source has the next batch; only then it is started ahead.
         mixing: Returns the mixing of each view of a batch, of these (height, width); None: none.
         channels_last: Memory format of the images.
         stream: The stream to decode on; None: the current one.
         meter: Gets the stage "decode": the calling process's time for a batch.
     """
 
-    def __init__(
-        self,
-        source: Iterator[BatchRecord | BaseException],
-        work: Work,
-        decoder: TrainerDecoder,
-        ready: Callable[[], bool],
-        *,
-        mixing: Callable[[BatchRecord, Sequence[tuple[int, int]]], list[Mixing] | None] = lambda finished, sizes: None,
-        channels_last: bool = False,
-        stream: Any = None,
-        meter: Meter | None = None,
-    ) -> None:
-        self._meter = Meter() if meter is None else meter
-        self._source = source
-        self._work = work
-        self._decoder = decoder
-        self._source_ready = ready
-        self._mixing = mixing
-        self._channels_last = channels_last
-        self._stream = stream
+    source: Iterator[BatchRecord | BaseException]
+    work: Work
+    decoder: TrainerDecoder
+    source_ready: Callable[[], bool]
+    mixing: Callable[[BatchRecord, Sequence[tuple[int, int]]], list[Mixing] | None]
+    channels_last: bool
+    stream: Any
+    meter: Meter
+
+    def __post_init__(self) -> None:
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._failure: Exception | None = None
 
@@ -91,7 +82,7 @@ class DecodeFeed:
             self._take()
         while len(self._queue) <= _AHEAD and self._failure is None:
             try:
-                if not self._source_ready():
+                if not self.source_ready():
                     break
                 self._take()
             except Exception as failure:  # its turn comes after the batches that are there
@@ -104,7 +95,7 @@ class DecodeFeed:
             with self._on_stream():
                 batch = self._decode(waiting.finished, waiting)
             size_bytes = sum(images.nbytes for images in batch.images or ()) if isinstance(batch, BatchRecord) else 0
-            self._meter.add("decode", waiting.start_ns + time.perf_counter_ns() - started, size_bytes)
+            self.meter.add("decode", waiting.start_ns + time.perf_counter_ns() - started, size_bytes)
             return batch
         except BaseException:
             self._drop(waiting)
@@ -114,7 +105,7 @@ class DecodeFeed:
 
     def ready(self) -> bool:
         """Returns True if the next batch can be had without a wait: its decode has started, or its bytes are there."""
-        return bool(self._queue) or self._source_ready()
+        return bool(self._queue) or self.source_ready()
 
     def close(self) -> None:
         """Drops the batches that were started."""
@@ -125,15 +116,15 @@ class DecodeFeed:
     def _drop(self, waiting: _Waiting) -> None:
         for staged in waiting.staged:
             with self._on_stream():  # what is dropped is collected first
-                self._decoder.drop(staged)
+                self.decoder.drop(staged)
 
     def _take(self) -> None:
-        finished = next(self._source)
+        finished = next(self.source)
         if isinstance(finished, BaseException):
             self._queue.append(_Waiting(finished))
             return
         staged = []
-        for number, (images, of) in enumerate(zip(finished.arrays.images, self._work.views_of, strict=True)):
+        for number, (images, of) in enumerate(zip(finished.arrays.images, self.work.views_of, strict=True)):
             parts = []
             for first, count in finished.parts:
                 memory, rows = images[first : first + count].reshape(-1), range(first, first + count)
@@ -148,21 +139,21 @@ class DecodeFeed:
             for staged in waiting.staged[waiting.started :]:
                 began = time.perf_counter_ns()
                 with self._on_stream():
-                    has_started = self._decoder.start(staged)
+                    has_started = self.decoder.start(staged)
                 waiting.start_ns += time.perf_counter_ns() - began
                 if not has_started:
                     return
                 waiting.started += 1
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def _decode(self, batch: BatchRecord, waiting: _Waiting) -> BatchRecord | BaseException:
-        work = self._work
+        work = self.work
         recipes = _recipes(work, batch)[: len(work.recipe.views)]
 
         made = batch.made()
-        mixings = self._mixing(batch, [size for recipe in recipes if (size := recipe.output_size) is not None])
+        mixings = self.mixing(batch, [size for recipe in recipes if (size := recipe.output_size) is not None])
         images, errors = self._finish(waiting, batch, made)
         batch.let_go()
         batch.images = images
@@ -185,7 +176,7 @@ class DecodeFeed:
         self, waiting: _Waiting, batch: BatchRecord, made: Samples
     ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
         """Decodes every view and further image; returns the images of each, and one error or None for each sample."""
-        work, images = self._work, []
+        work, images = self.work, []
         errors: list[DecodeError | None] = [None] * len(made.ids)
         recipes, keys = _recipes(work, batch), work.image_keys(made)
         for number, (of, staged) in enumerate(zip(work.views_of, waiting.staged, strict=True)):
@@ -195,7 +186,7 @@ class DecodeFeed:
                 views = [StagedView(recipe, rest) for recipe, rest in rests]
             else:
                 views = [self._padded(work.pad, batch, recipes[0], keys[0], made)]
-            done, found = self._decoder.finish(staged, views, channels_last=self._channels_last)
+            done, found = self.decoder.finish(staged, views, channels_last=self.channels_last)
             images += done
             if number:
                 named = work.images[number - 1].named
@@ -208,7 +199,7 @@ class DecodeFeed:
 
     def _padded(self, pad: PadToBatch, batch: BatchRecord, recipe: Recipe, keys: Int64s, made: Samples) -> StagedView:
         """Returns the output of a batch that is padded."""
-        work, size = self._work, batch.arrays.image_size
+        work, size = self.work, batch.arrays.image_size
         known = work.reader.stored(made.ids)
         assert known is not None  # or padding was refused
         assert size is not None
@@ -219,14 +210,14 @@ class DecodeFeed:
     @functools.cached_property
     def _on_cpu(self) -> Work:
         """The same work with all images decoded where it is done."""
-        other = copy.copy(self._work)
+        other = copy.copy(self.work)
         assert other.stager is not None
         other.stager = other.stager.on_cpu()
         return other
 
     def _replace(self, batch: BatchRecord, row: int, error: DecodeError) -> DecodeError | None:
         """Replaces a sample that only the decoder found to be bad; returns an error if that fails."""
-        work, arrays = self._work, batch.arrays
+        work, arrays = self.work, batch.arrays
         here = arrays.samples.part(slice(row, row + 1))
         position = int(here.positions[0])
         for other in work.substitutes(batch.epoch, position, None if work.pad is None else arrays.image_size):

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import functools
+import hashlib
 import json
+import os
+import zlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from feeder.dataset.extras_json import extras_from_json, extras_to_json
+from feeder.dataset.folder_reader import FolderReader
+from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import leaves
+from feeder.dataset.subset_reader import PartReader
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.decoder import FIDELITIES
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.errors import ArgumentError
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.set_json import set_from_json, set_to_json
 from feeder.order.buckets import Buckets
 from feeder.service.frames import MOST_WORK_BYTES
-from feeder.system.arrays import AnyArray
+from feeder.shard.cache.cache_mirror import CacheMirror
+from feeder.system.arrays import AnyArray, Int64s
 from feeder.system.named_functions import AllowedFunctions, function_name, module_digest
 from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import check_bounds, recipe_from_json, recipe_to_json
@@ -30,10 +37,26 @@ from feeder.transforms.recipe_json import check_bounds, recipe_from_json, recipe
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["check_work", "given_labels", "sent_splits", "size_from_json", "work_data", "work_from_json", "work_to_json"]
+__all__ = [
+    "SIZED_FILES",
+    "check_work",
+    "given_labels",
+    "sent_splits",
+    "set_from_json",
+    "set_to_json",
+    "size_from_json",
+    "work_data",
+    "work_from_json",
+    "work_to_json",
+]
 
 _MOST = 1 << 16  # pixels of a side
 _MOST_VALUES = 1 << 16  # of the JSON of work: more take long to read
+_MOST_SETS, _DEEPEST = 64, 8
+_MOST_REPEATED = 1 << 22  # ids of a subset of fewer samples
+# Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
+# takes longer than to list them.
+SIZED_FILES = 1024
 _PAD = ("multiple", "value", "group_by_aspect")
 
 
@@ -139,8 +162,8 @@ def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
         return here.functions.find(name, modules)  # type: ignore[no-any-return]
 
     recipe = recipe_from_json(value.get("recipe"), function_of)
-    uint8, extras, exif, seed, skip = (value.get(name) for name in ("uint8", "extras", "exif", "seed", "skip"))
-    names = (value.get("backend"), value.get("fidelity"))
+    names = ("uint8", "extras", "exif", "seed", "skip", "backend", "fidelity")
+    uint8, extras, exif, seed, skip, backend, fidelity = (value.get(name) for name in names)
     try:
         left_out = np.frombuffer(base64.b64decode(value.get("left_out", ""), validate=True), np.int64)
     except (TypeError, ValueError):
@@ -152,8 +175,8 @@ def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
         or not 0 <= seed < 1 << 64
         or type(skip) is not bool
         or (np.diff(left_out, prepend=-1) <= 0).any()
-        or names[0] not in ("cpu", "pillow")
-        or names[1] not in FIDELITIES
+        or backend not in ("cpu", "pillow")
+        or fidelity not in FIDELITIES
     ):
         raise ArgumentError("this is no work of this version of feeder")
     found = extras_from_json(extras, recipe, exif, function_of, here.file)
@@ -161,7 +184,7 @@ def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
     largest = None if value.get("largest") is None else size_from_json(value["largest"])
     members = tuple(extra.name for extra in targets_in(found))
     reader = set_from_json(value.get("set"), here, members)
-    work = Work(reader, recipe, names[0], found, seed, skip, 1, names[1], groups=groups, pad=pad, largest=largest)
+    work = Work(reader, recipe, backend, found, seed, skip, 1, fidelity, groups=groups, pad=pad, largest=largest)
     recipes = work.recipes_at(largest, 0)
     if len(uint8) != len(recipes) or (
         pad is None and any(each.output_size is None and not each.has_bucket for each in work.recipes)
@@ -231,3 +254,104 @@ def given_labels(reader: Reader) -> AnyArray | None:
 
 def _refused(what: str) -> ArgumentError:
     return ArgumentError(f"service= can't have this made on another node: {what}; leave it or the service out")
+
+
+def set_to_json(reader: Reader) -> dict[str, Any]:
+    """Returns the JSON of a set.
+
+    Raises:
+        ArgumentError: if it is of a class of its own.
+    """
+    if isinstance(reader, PartReader):
+        # By their differences: ids of samples in a row pack to nearly nothing.
+        steps = np.diff(reader.ids, prepend=0).astype(np.int64)
+        ids = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
+        return {"kind": "subset", "of": set_to_json(reader.whole), "ids": ids}
+    if isinstance(reader, JoinedReader):
+        return {"kind": "sets", "of": [set_to_json(each) for each in reader.readers], "own_index": reader.own_index}
+    if type(reader) is FolderReader:
+        return {"kind": "folder", "path": reader.root, "exif": reader.exif, "fingerprint": _fingerprint(reader)}
+    if type(reader) is not ShardReader:
+        raise ArgumentError("a dataset of a class of its own")
+    path = reader.mirror.options.url if isinstance(reader.mirror, CacheMirror) else reader.index.path
+    found = {"kind": "shards", "path": path, "version": reader.index.header.info.version, "exif": reader.exif}
+    return found | {"fingerprint": _fingerprint(reader)}
+
+
+def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: int = 0) -> Reader:
+    """Opens the set that :func:`set_to_json` has described.
+
+    Args:
+        value: The JSON; trusted in nothing.
+        here: Opens sets, or refuses them by an ArgumentError: a :class:`feeder.service.roots.Roots`.
+        members: Names of members of a folder's samples that are images, and no samples themselves.
+        depth: Number of sets that it is inside of.
+
+    Raises:
+        ArgumentError: if it is not such JSON, or a set differs from the client's.
+    """
+    if not isinstance(value, dict) or depth > _DEEPEST:
+        raise ArgumentError("this is no set")
+
+    kind, of = value.get("kind"), value.get("of")
+    if kind == "subset":
+        whole = set_from_json(of, here, members, depth + 1)
+        return PartReader(whole, _ids_from_json(value.get("ids"), len(whole)))
+    if kind == "sets":
+        if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
+            raise ArgumentError("these are no sets")
+        readers = [set_from_json(each, here, members, depth + 1) for each in of]
+        return JoinedReader(readers, own_index=value.get("own_index") is True)
+
+    path, exif, version = (value.get(name) for name in ("path", "exif", "version"))
+    if kind not in ("shards", "folder") or not isinstance(path, str) or type(exif) is not bool or "\0" in path:
+        raise ArgumentError("this is no set")
+    if version is not None and (type(version) is not int or version < 1):
+        raise ArgumentError("this is no version of a set")
+
+    reader: ShardReader | FolderReader
+    if kind == "folder":
+        reader = here.open_folder(path, members, exif=exif)
+    else:
+        reader = here.open_shards(path, exif=exif, version=version)
+    if _fingerprint(reader) != value.get("fingerprint"):
+        raise ArgumentError(f"{path}: the set here is not the client's: its samples, their sizes or their order differ")
+    return reader
+
+
+def _ids_from_json(value: Any, samples: int) -> Int64s:
+    """Returns the ids of a subset of so many samples, int64 [N].
+
+    Raises:
+        ArgumentError: if there are none, too many, or samples that there are not.
+    """
+    unpacked = zlib.decompressobj()
+    try:
+        data = unpacked.decompress(base64.b64decode(value, validate=True), 8 * max(samples, _MOST_REPEATED))
+        ids = np.cumsum(np.frombuffer(data, np.int64))
+    except (binascii.Error, TypeError, ValueError, zlib.error):
+        raise ArgumentError("this is no subset") from None
+    if not unpacked.eof or ids.min(initial=0) < 0 or ids.max(initial=-1) >= samples:
+        raise ArgumentError("a subset has samples that the set has not, or too many")
+    return ids
+
+
+def _fingerprint(reader: ShardReader | FolderReader) -> str:
+    """Returns a hash of the samples and their order, whatever labels they were given; of a folder, of all files' names
+    and the sizes of some, spread evenly."""
+    if isinstance(reader, ShardReader):
+        return reader.index.fingerprint()
+    some = np.linspace(0, len(reader) - 1, min(len(reader), SIZED_FILES)).astype(np.int64)
+    sizes = np.array([_size_bytes(os.path.join(reader.root, reader.path(i))) for i in some.tolist()], np.int64)
+    digest = hashlib.blake2b(digest_size=16)
+    for column in (reader.path_start, reader.path_data, sizes):
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.hexdigest()
+
+
+def _size_bytes(path: str) -> int:
+    """Returns a file's size; -1 for one that can't be read, which is for the sample's reader to say."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -277,7 +278,7 @@ class BatchWorkers(Supervisor[GenericWorker]):
             or (first is not None and first.failures >= _SAME_BATCH_LIMIT)
         ):
             has_ids = has_begun and not self._is_iterable
-            what = f"; at work on the samples {_short(first.index)}" if first is not None and has_ids else ""
+            what = f"; at work on the samples {textwrap.shorten(str(first.index), 200)}" if first and has_ids else ""
             what += "" if advice is None else f"; {advice}"
             self._give_up(cause + what)
 
@@ -300,8 +301,3 @@ class BatchWorkers(Supervisor[GenericWorker]):
         self.shut_down()
         self.failure = _DeadWorkerError(reason)
         raise self.failure
-
-
-def _short(index: Any) -> str:
-    text = str(index)
-    return text if len(text) <= 200 else text[:200] + "..."

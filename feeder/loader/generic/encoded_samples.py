@@ -190,49 +190,34 @@ class _Sample:
                 self.made[place] = old
 
 
+@dataclass(eq=False)
 class EncodedSamples:
     """Stands in for a map-style dataset at torch's fetcher: its samples, with all images made.
 
     Args:
         dataset: The dataset.
         options: The way to make them.
-        seed: Of the draws of a ``SeededBatch``.
         is_stacked: True if torch's ``default_collate`` puts the samples together: images are then for it alone. False:
             they are tensors [3, H, W].
         empty: Returns memory for a batch of that shape and dtype, or None.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        options: ImageOptions,
-        seed: int = 0,
-        *,
-        is_stacked: bool = False,
-        empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor | None] | None = None,
-    ) -> None:
-        self._dataset = dataset
-        self._options = options
-        self._seed = seed
-        self._is_stacked = is_stacked
-        self._empty = empty if is_stacked else None
-        self._has_images = False
+    dataset: Any
+    options: ImageOptions
+    is_stacked: bool
+    empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor | None] | None = None
+    _has_images: bool = field(default=False, init=False)
 
-    def __getitem__(self, given: Any) -> Any:
-        drawn = self._drawn(given)
-        return self._finished([self._dataset[drawn.index]], [drawn.index], drawn)[0]
+    def __getitem__(self, drawn: DrawnIndex) -> Any:
+        return self._finished([self.dataset[drawn.index]], [drawn.index], drawn)[0]
 
-    def __getitems__(self, given: Any) -> list[Any]:
-        drawn = self._drawn(given)
+    def __getitems__(self, drawn: DrawnIndex) -> list[Any]:
         samples: list[Any] = self._finished(self._samples(drawn.index), drawn.index, drawn)
         return samples
 
-    def _drawn(self, given: Any) -> DrawnIndex:
-        return given if isinstance(given, DrawnIndex) else DrawnIndex(given, self._seed, given.epoch, None)
-
     def _samples(self, indices: Any) -> Any:
-        several = getattr(self._dataset, "__getitems__", None)
-        return [self._dataset[i] for i in indices] if several is None else several(indices)
+        several = getattr(self.dataset, "__getitems__", None)
+        return [self.dataset[i] for i in indices] if several is None else several(indices)
 
     def _finished(self, values: Any, indices: Any, drawn: DrawnIndex) -> Any:
         """Returns samples with their images made."""
@@ -267,10 +252,10 @@ class EncodedSamples:
             some = [sample for sample in samples if sample.error is None and len(sample.opened) > place]
             opened = [sample.opened[place] for sample in some]
             keys = [(sample.key + place * _IMAGE_STEP) & _LARGEST_KEY for sample in some]
-            is_whole = self._is_stacked and len(some) == len(samples)
-            options = self._options.decoder
+            is_whole = self.is_stacked and len(some) == len(samples)
+            options = self.options.backend, self.options.fidelity, self.options.threads
             groups, errors, targets = decode_opened(
-                opened, keys, drawn.seed, drawn.epoch, options, self._empty if is_whole else None
+                opened, keys, drawn.seed, drawn.epoch, options, self.empty if is_whole else None
             )
 
             images: dict[int, Any] = {}
@@ -278,7 +263,7 @@ class EncodedSamples:
                 whole = pixels if is_whole and len(rows) == len(some) else None
                 for row, image in zip(rows, pixels.unbind(), strict=True):
                     name = some[row].encoded[place].name(some[row].name)
-                    images[row] = _Row(image, whole, name) if self._is_stacked else image
+                    images[row] = _Row(image, whole, name) if self.is_stacked else image
             for row, (sample, error) in enumerate(zip(some, errors, strict=True)):
                 sample.made.append(images[row])
                 sample.targets.append(targets[row])
@@ -295,11 +280,11 @@ class EncodedSamples:
 
         error = bad.error
         assert error is not None
-        if not self._options.skip:
+        if not self.options.skip:
             raise error
 
         for attempt in range(_SUBSTITUTES):
-            other = substitute(bad.key, attempt, len(self._dataset), drawn.seed, drawn.epoch)
+            other = substitute(bad.key, attempt, len(self.dataset), drawn.seed, drawn.epoch)
             value = self._samples([other])[0]
             sample = _Sample(value, other, other, [*tensors_in(value, Encoded)])
             self._make([sample], drawn)
@@ -313,9 +298,9 @@ class EncodedSamples:
 
     def _check_used(self) -> None:
         """Refuses options for images that the samples don't have."""
-        if self._has_images or not self._options.given:
+        if self._has_images or not self.options.given:
             return
-        names = self._options.given
+        names = self.options.given
         are, them = ("is", "it") if len(names) == 1 else ("are", "them")
         raise ArgumentError(
             f"{', '.join(names)} {are} for feeder's datasets, and for images that a dataset returns as feeder.Encoded, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader
@@ -35,7 +36,6 @@ class GenericPath:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
         self.meters = GenericMeters(num_workers)
         self._loaded: dict[str, Any] | None = None
         self._source: HereIterator | GenericProgress | None = None  # of states
@@ -44,12 +44,6 @@ class GenericPath:
         self._seeds = SeedChain()
         self._on_device: _OnDevice | None = None
         self._replacements: list[dict[str, Any]] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"num_workers": self._num_workers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
     def iterate(self, loader: DataLoader[Any], options: LoaderOptions) -> Iterator[Any]:
         """Returns the iterator over the next epoch, or over the rest of the one that was loaded."""
@@ -170,7 +164,7 @@ class _OnDevice:
         self.state: dict[str, Any] | None = iterator.state_dict()
         self._iterator = iterator
         self._meters = meters
-        self._feed: DeviceFeed[dict[str, Any]] = DeviceFeed(_WithStates(iterator), options.device, meters.here)
+        self._feed: DeviceFeed[dict[str, Any]] = DeviceFeed(_WithStates(iterator), options.device, meters.meter)
 
     def __iter__(self) -> _OnDevice:
         return self
@@ -189,15 +183,15 @@ class _OnDevice:
         return batch
 
 
+@dataclass(eq=False)
 class _WithStates:
     """An iterator's batches, each with the state after it; see :class:`feeder.loader.device.feed.BatchSource`."""
 
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
+    iterator: Any
 
     def next(self) -> tuple[dict[str, Any], Any]:
-        batch = next(self._iterator)
-        return self._iterator.state_dict(), batch
+        batch = next(self.iterator)
+        return self.iterator.state_dict(), batch
 
     def ready(self) -> bool:
         return True

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import default_collate
+from torch.utils.data import IterDataPipe, default_collate
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
@@ -35,7 +35,6 @@ from feeder.shard.cache.waits import waits
 
 __all__ = [
     "ABOUT",
-    "NO_BATCH",
     "BatchResult",
     "BatchTask",
     "Job",
@@ -47,7 +46,7 @@ __all__ = [
 
 # Before a pickled result: used bytes of the slot, wanted bytes, times and bytes of Spent.
 ABOUT = struct.Struct("<8q")
-NO_BATCH = -2  # in place of its number
+_NO_BATCH = -2  # in place of its number
 _NOTHING = Spent()
 _GRACE_S = 4.0
 
@@ -228,7 +227,6 @@ class _Worker:
 
     def seed(self, shared_seed: int | None) -> None:
         """Seeds a data pipe's random ops, which all workers share."""
-        from torch.utils.data import IterDataPipe
         from torch.utils.data.graph_settings import apply_random_seed
 
         if isinstance(self.dataset, IterDataPipe):
@@ -246,7 +244,7 @@ class _Worker:
         dataset = self.dataset
         if job.images is not None:
             is_stacked = self._collate is not None and job.collate_fn is default_collate
-            dataset = EncodedSamples(dataset, job.images, 0, is_stacked=is_stacked, empty=self._empty)
+            dataset = EncodedSamples(dataset, job.images, is_stacked=is_stacked, empty=self._empty)
         self.fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             job.kind, dataset, job.auto_collation, collate, job.drop_last
         )
@@ -301,7 +299,7 @@ class _Worker:
         return collated
 
 
-def send_result(channel: Channel, packed: Packed, number: int = NO_BATCH, spent: Spent = _NOTHING) -> None:
+def send_result(channel: Channel, packed: Packed, number: int = _NO_BATCH, spent: Spent = _NOTHING) -> None:
     """Sends a packed :class:`BatchResult`."""
     channel.send(number, ABOUT.pack(packed.used, packed.wanted, *spent) + packed.message)
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from feeder.dataset.decoding import DecodeCounts, Replaced
-from feeder.decoders.image_header import clipped_warning
 from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import Meter
-from feeder.loader.observe.stats import NO_SLOTS, stage_table, verdict, worker_tables
-from feeder.system.arrays import Int64s
+from feeder.loader.observe.stats import NO_SLOTS, stage_table
+from feeder.loader.observe.tally import Tally
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
 
 __all__ = ["GenericMeters", "Spent", "batch_rows"]
-
-_KEPT_SUBSTITUTIONS = 10_000
 
 
 class Spent(NamedTuple):
@@ -43,7 +38,7 @@ class Spent(NamedTuple):
     written_bytes: int = 0
 
 
-class GenericMeters:
+class GenericMeters(Tally):
     """The times of one loader's stages, over all its iterators.
 
     Args:
@@ -51,16 +46,12 @@ class GenericMeters:
     """
 
     def __init__(self, workers: int) -> None:
-        self.here = Meter()
+        super().__init__()
         self._workers = workers
         self._meters = [Meter() for _ in range(workers)]
-        self._counts = {"batches": 0, "samples": 0, "waited_ns": 0, "elapsed_ns": 0, "clipped": 0, "slow": 0}
-        self._counts["skipped"] = 0
-        self._substitutions: collections.deque[Replaced] = collections.deque(maxlen=_KEPT_SUBSTITUTIONS)
         self._busy_ns = 0
         self._collate_ns = 0
         self._asked_ns = self._given_ns = 0
-        self._has_warned = False
         self._told = 0
 
     def expect(self, workers: int) -> None:
@@ -83,31 +74,22 @@ class GenericMeters:
     def made_here(self, time_ns: int) -> None:
         """Counts a batch that was made in this process."""
         collate_ns, self._collate_ns = self._collate_ns, 0
-        self.here.add("fetch", time_ns - collate_ns)
+        self.meter.add("fetch", time_ns - collate_ns)
         if collate_ns:
-            self.here.add("collate", collate_ns)
+            self.meter.add("collate", collate_ns)
         self._busy_ns += time_ns
-
-    def decoded(self, counts: DecodeCounts) -> None:
-        """Counts images that were decoded for a batch that is handed out."""
-        self._counts["clipped"] += counts.clipped
-        self._counts["slow"] += counts.slow
-        self._counts["skipped"] += len(counts.substitutions)
-        self._substitutions.extend(counts.substitutions)
 
     def end_epoch(self) -> None:
         """Warns, at the end of an epoch, of samples that were replaced in it, and once that images lost range."""
-        skipped = self._counts["skipped"] - self._told
+        skipped = self.counts["skipped"] - self._told
         self._told += skipped
         if skipped:
-            first = self._substitutions[-min(skipped, _KEPT_SUBSTITUTIONS)]
+            first = self.substitutions[-min(skipped, len(self.substitutions))]
             warn(
                 f"{count(skipped, 'sample')} of this epoch had a bad image, and others took their place; the first is "
                 f"dataset[{first.sample}], {first.key!r}: {printable(first.reason)}. stats()['substitutions'] has all"
             )
-        if self._counts["clipped"] and not self._has_warned:
-            self._has_warned = True
-            warn(clipped_warning(self._counts["clipped"]))
+        self.warn_of_clipped()
 
     def timed(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns the collate function with a timer around it."""
@@ -120,11 +102,6 @@ class GenericMeters:
 
         return timed_collate
 
-    def waited(self, time_ns: int) -> None:
-        """Counts the caller's wait for a batch of the workers."""
-        self.here.add("wait_batch", time_ns)
-        self._counts["waited_ns"] += time_ns
-
     def begin(self) -> None:
         """Notes that the caller asks for an epoch."""
         self._asked_ns = time.monotonic_ns()
@@ -133,19 +110,15 @@ class GenericMeters:
     def asked(self) -> None:
         """Notes that the caller asks for a batch."""
         if self._given_ns:
-            self.here.add("consumer", time.monotonic_ns() - self._given_ns)
+            self.meter.add("consumer", time.monotonic_ns() - self._given_ns)
 
     def given(self, batch: Any) -> None:
         """Counts a batch that the caller gets."""
         now = time.monotonic_ns()
-        self._counts["batches"] += 1
-        self._counts["samples"] += batch_rows(batch)
-        self._counts["elapsed_ns"] += now - self._asked_ns
+        self.counts["batches"] += 1
+        self.counts["samples"] += batch_rows(batch)
+        self.counts["elapsed_ns"] += now - self._asked_ns
         self._asked_ns = self._given_ns = now
-
-    def words(self) -> Int64s:
-        """Returns the meters: int64 [1 + workers, METER_WORDS], this process's first."""
-        return np.stack([self.here.words, *(meter.words for meter in self._meters)])
 
     def stats(self, replacements: list[dict[str, Any]], slots: Mapping[str, int] | None) -> dict[str, Any]:
         """Returns statistics, see :meth:`feeder.DataLoader.stats`.
@@ -154,19 +127,15 @@ class GenericMeters:
             replacements: The replaced workers.
             slots: Numbers of the current iterator's slots, by use; None without an iterator.
         """
-        words = self.words()
+        words = np.stack([self.meter.words, *(meter.words for meter in self._meters)])
         stages = stage_table(words)
         sums = {f"{name}_ns": stages[name]["total_ns"] for name in ("fetch", "collate", "write") if name in stages}
+        sums["busy_ns"] = self._busy_ns
         return {
-            **self._counts,
+            **self.summary(stages, words[1:], sums, replacements, self._workers),
             "busy_ns": self._busy_ns,
-            **verdict(self._counts, {"busy_ns": self._busy_ns, **sums}, self._workers),
-            "stages": stages,
-            "workers": worker_tables(words[1:], [event["worker"] for event in replacements]),
-            "respawns": len(replacements),
             "slots": dict(NO_SLOTS if slots is None else slots),
-            "replaced_workers": list(replacements),
-            "substitutions": list(self._substitutions),
+            "substitutions": list(self.substitutions),
         }
 
 

@@ -20,7 +20,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
+from torch.utils.data.dataloader import _sharding_worker_init_fn
 
 from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
@@ -37,7 +37,7 @@ from feeder.loader.workers.iterator_lock import IteratorLock
 __all__ = ["WorkersIterator"]
 
 
-class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
+class WorkersIterator(CountedIterator):
     """Makes batches in worker processes.
 
     Args:
@@ -266,7 +266,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         if isinstance(data, ExceptionWrapper):
             pending.drop_slot()
             data.reraise()  # type: ignore[no-untyped-call]
-        self.meters.decoded(result.counts)
+        self.meters.add_images(result.counts)
         worker = self._batches.workers[pending.worker]
         if result.state is not None:
             worker.state = result.state

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -53,11 +53,15 @@ class ResumableRandomSampler(RandomSampler):
 class _ResumableIterator(abc.ABC):
     """An iterator over sample numbers that resumes by beginning again from the random state that it began with.
 
+    Args:
+        sampler: The sampler.
+
     Attributes:
         _start: The random state that it began with; None before the first number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
         self._yielded = 0
         self._start: torch.Tensor | None = None
         self._indices: Iterator[int] | None = None
@@ -86,10 +90,6 @@ class _ResumableIterator(abc.ABC):
 
 
 class _ResumableRandomIterator(_ResumableIterator):
-    def __init__(self, sampler: ResumableRandomSampler) -> None:
-        super().__init__()
-        self._sampler = sampler
-
     def _begun(self) -> Iterator[int]:
         if self._indices is None:
             generator = self._sampler.generator
@@ -138,8 +138,7 @@ class _DrawnAtOnce(_ResumableIterator):
     """
 
     def __init__(self, sampler: Any, iterate: Callable[[], Iterator[int]]) -> None:
-        super().__init__()
-        self._sampler = sampler
+        super().__init__(sampler)
         self._iterate = iterate
 
     def _begun(self) -> Iterator[int]:
@@ -304,7 +303,7 @@ class IndexIterator:
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes to a place from :meth:`state`; passes over what is before it if sampler and iterator have no state."""
-        inner = cast("dict[str, Any]", state["_sampler_iter_state"] or {})
+        inner: dict[str, Any] = state["_sampler_iter_state"] or {}
         if self._draws is not None and DRAWS_KEY in state:  # torchdata's states have none
             self._drawn = self._draws.resume(state[DRAWS_KEY])
         own, iterator = state["_index_sampler_state"], inner or None

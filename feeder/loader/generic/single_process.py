@@ -31,7 +31,7 @@ from feeder.system.limit_errors import explained
 __all__ = ["CountedIterator", "HereIterator", "begin_torchs"]
 
 
-class CountedIterator:
+class CountedIterator(_BaseDataLoaderIter):
     """The part of an iterator that is around torch's: it counts batches, and explains errors.
 
     Attributes:
@@ -41,14 +41,7 @@ class CountedIterator:
     meters: GenericMeters
     delivers = True
     progress: GenericProgress
-    _dataset: Any
     _indices: IndexIterator
-    _dataset_kind: int
-    _num_workers: int
-    _num_yielded: int
-    _IterableDataset_len_called: Any
-    _shared_seed: Any
-    _base_seed: Any
 
     def _counted(self, advance: Callable[[], Any]) -> Any:
         """Returns the next batch, by torch's function for it."""
@@ -87,7 +80,7 @@ class CountedIterator:
     def _catch_up(self, state: dict[str, Any]) -> None:
         """Makes the batches between a state's snapshot and its place again, and drops them."""
         for _ in range(state["_steps_since_snapshot"]):
-            next(self)  # type: ignore[call-overload]
+            next(self)
         self.progress.finished = state["_iterator_finished"]
 
     def _load_main(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -122,8 +115,8 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         loader: DataLoader[Any],
         meters: GenericMeters,
         state: dict[str, Any] | None,
-        base_seed: int | None = None,
-        images: ImageOptions | None = None,
+        base_seed: int | None,
+        images: ImageOptions | None,
     ) -> None:
         self.meters = meters
 
@@ -140,10 +133,10 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         if own is not None:
             load_if_stateful(self._dataset, own["dataset_state"])
 
-        samples = self._dataset
+        samples: Any = self._dataset
         if images is not None:
             is_stacked = self._auto_collation and self._collate_fn is default_collate
-            samples = EncodedSamples(samples, images, 0, is_stacked=is_stacked)
+            samples = EncodedSamples(samples, images, is_stacked=is_stacked)
         self._dataset_fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self._dataset_kind,
             samples,
@@ -174,7 +167,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
                 raise
             raise stop_in_a_batch(error) from error
         self.meters.made_here(time.perf_counter_ns() - started)
-        self.meters.decoded(counts)
+        self.meters.add_images(counts)
         return batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -18,13 +18,11 @@ from feeder.system.arrays import Float64s, Int64s
 
 __all__ = [
     "METER_WORDS",
-    "PART_SUMS",
     "STAGES",
     "STAGE_WORDS",
     "Meter",
     "bucket_ns",
     "bucket_of",
-    "octave_edges",
     "part_sums",
     "stage_at",
     "stage_rows",
@@ -52,9 +50,8 @@ _BUCKETS = 2 + 4 * (_LARGEST_BITS - _SMALLEST_BITS)
 _COUNT, _BYTES, _TOTAL, _LONGEST, _FIRST_BUCKET = range(5)
 STAGE_WORDS = _FIRST_BUCKET + _BUCKETS
 _ALL_STAGES = len(STAGES) * STAGE_WORDS
-# The sums over parts, in this order after the stages.
-PART_SUMS = ("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes")
-METER_WORDS = _ALL_STAGES + len(PART_SUMS)
+METER_WORDS = _ALL_STAGES + 2  # the sums over parts: their number, and the time that they took in all
+_DECODING = ("draw", "cut", "decode", "transform")
 _AT = {name: k * STAGE_WORDS for k, name in enumerate(STAGES)}
 
 
@@ -69,9 +66,18 @@ def stage_rows(words: Int64s) -> Int64s:
 
 
 def part_sums(words: Int64s) -> dict[str, int]:
-    """Returns the sums over parts of meters, int64 [..., METER_WORDS], by name."""
-    sums = words.reshape(-1, METER_WORDS)[:, _ALL_STAGES:].sum(axis=0)
-    return dict(zip(PART_SUMS, sums.tolist(), strict=True))
+    """Returns the sums over parts of workers' meters, int64 [..., METER_WORDS], by name."""
+    sums = words.reshape(-1, METER_WORDS).sum(axis=0)
+    parts, busy_ns = sums[_ALL_STAGES:].tolist()
+    stages = dict(zip(STAGES, stage_rows(sums)[0].tolist(), strict=True))
+    read, decode_ns = stages["read"], sum(stages[name][_TOTAL] for name in _DECODING)
+    return {
+        "parts": parts,
+        "read_ns": read[_TOTAL],
+        "decode_ns": max(0, min(decode_ns, busy_ns - read[_TOTAL])),  # several threads may decode at a time
+        "busy_ns": busy_ns,
+        "encoded_bytes": read[_BYTES],
+    }
 
 
 def bucket_of(time_ns: int) -> int:
@@ -89,11 +95,6 @@ def bucket_ns() -> Float64s:
     octave, quarter = np.divmod(np.arange(_BUCKETS - 2), 4)
     middles = 2.0 ** (octave + _SMALLEST_BITS) * (1.125 + 0.25 * quarter)
     return np.concatenate([[2.0 ** (_SMALLEST_BITS - 1)], middles, [2.0**_LARGEST_BITS]])
-
-
-def octave_edges() -> list[tuple[int, int]]:
-    """Returns (last bucket below the edge, b) for every edge between buckets at 2**b nanoseconds."""
-    return [(4 * k, _SMALLEST_BITS + k) for k in range(_LARGEST_BITS - _SMALLEST_BITS + 1)]
 
 
 class Meter:
@@ -132,10 +133,10 @@ class Meter:
         row[_FIRST_BUCKET:] = before[_FIRST_BUCKET:]
         row[_FIRST_BUCKET + bucket_of(each_ns)] += count
 
-    def add_part(self, read_ns: int, decode_ns: int, busy_ns: int, encoded_bytes: int) -> None:
-        """Adds a part of a batch to the sums; ``busy_ns`` is the time that it took in all."""
-        for k, value in enumerate((1, read_ns, decode_ns, busy_ns, encoded_bytes)):
-            self._numbers[_ALL_STAGES + k] += value
+    def add_part(self, busy_ns: int) -> None:
+        """Adds a part of a batch, which took that time in all, to the sums."""
+        self._numbers[_ALL_STAGES] += 1
+        self._numbers[_ALL_STAGES + 1] += busy_ns
 
     def add_each(self, stage: str, times_ns: Int64s, size_bytes: int = 0) -> None:
         """Adds many runs of a stage.

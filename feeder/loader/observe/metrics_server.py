@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import socketserver
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from wsgiref import simple_server
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Handler", "HttpServer", "metrics_server"]
+__all__ = ["Handler", "metrics_server"]
 
 
 class HttpServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
@@ -43,11 +45,18 @@ class Handler(simple_server.WSGIRequestHandler):
         """Prints nothing."""
 
 
-def metrics_server(collector: Any, address: str, port: int, option: str, another: str) -> HttpServer:
+@dataclass(eq=False)
+class _Collector:
+    collect: Callable[[], Iterator[Any]]
+
+
+def metrics_server(
+    collect: Callable[[], Iterator[Any]], address: str, port: int, option: str, another: str
+) -> HttpServer:
     """Returns a server of metrics, which serves once its owner lets it.
 
     Args:
-        collector: Has a method ``collect`` as prometheus_client takes it.
+        collect: Yields metrics as prometheus_client takes them.
         address: The address to listen on.
         port: TCP port; 0 for a free one.
         option: The option that asks for it.
@@ -63,7 +72,8 @@ def metrics_server(collector: Any, address: str, port: int, option: str, another
             f"{option} needs the prometheus_client package: pip install 'feeder-data[metrics]', or leave it out"
         ) from None
     registry = prometheus_client.CollectorRegistry(auto_describe=False)
-    registry.register(collector)
+    registry.register(_Collector(collect))
+
     try:
         server = HttpServer(address, port)
     except (OSError, OverflowError) as error:

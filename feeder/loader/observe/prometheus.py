@@ -13,6 +13,7 @@ Note [Loaders that go]
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
@@ -22,12 +23,9 @@ from typing import Any, TypeVar
 
 from feeder.loader.observe.metrics_server import metrics_server
 from feeder.loader.observe.remote_counts import REMOTE_COUNTS
-from feeder.loader.observe.stats import stage_histograms
-from feeder.system.arrays import Int64s
 
 __all__ = ["MetricsPage"]
 
-_Words = Int64s
 _L = TypeVar("_L")
 
 _servers: dict[tuple[str, int], _Server] = {}
@@ -40,7 +38,6 @@ class MetricsPage:
 
     Args:
         loader: The loader; not kept alive.
-        stage_words: Returns its meters: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`.
         port: TCP port; 0 takes a free one, for a separate server.
         address: Address to listen on.
 
@@ -48,7 +45,7 @@ class MetricsPage:
         ArgumentError: if ``prometheus_client`` is missing, or the address or port can't be had.
     """
 
-    def __init__(self, loader: Any, stage_words: Callable[[Any], _Words], port: int, address: str) -> None:
+    def __init__(self, loader: Any, port: int, address: str) -> None:
         with _lock:
             server = _servers.get((address, port)) if port else None
             if server is None:
@@ -56,7 +53,7 @@ class MetricsPage:
                 _servers[address, server.port] = server
             self.url = server.url
             number = next(server.numbers)
-            server.loaders[number] = weakref.ref(loader), stage_words
+            server.loaders[number] = weakref.ref(loader)
         # At the loader's end, or by close(), whichever is first.
         self._leave = weakref.finalize(loader, server.loaders.pop, number, None)
         self._leave.atexit = False
@@ -72,7 +69,7 @@ def _begin_anew() -> None:
     servers = list(_servers.values())
     _servers.clear()
     for server in servers:
-        server.drop()
+        server._server.socket.close()  # whose copy here would keep the port taken
 
 
 os.register_at_fork(after_in_child=_begin_anew)
@@ -82,12 +79,14 @@ class _Server:
     """A server and its thread, which begins to serve when the lock is free, and has a loader by then."""
 
     def __init__(self, port: int, address: str) -> None:
-        self.loaders: dict[int, tuple[weakref.ref[Any], Callable[[Any], _Words]]] = {}
+        self.loaders: dict[int, weakref.ref[Any]] = {}
         self.numbers = itertools.count()
         another = (
             "port (each rank of a host needs its own: add the local rank), or 0 for a free one, or another address"
         )
-        self._server = metrics_server(_Collector(self), address, port, "metrics=", another)
+        self._server = metrics_server(
+            functools.partial(_collect, weakref.ref(self)), address, port, "metrics=", another
+        )
         self._server.timeout = _LOOK_S
         self.address = address
         self.port = int(self._server.server_port)
@@ -108,10 +107,6 @@ class _Server:
                 self._server.server_close()
             return bool(self.loaders)
 
-    def drop(self) -> None:
-        """Closes the socket in a forked child, whose copy would keep the port taken."""
-        self._server.socket.close()
-
 
 _COUNTERS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
     "batches": ("Batches handed out", lambda s: s["batches"]),
@@ -124,61 +119,42 @@ _COUNTERS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
 }
 
 
-class _Collector:
-    """Collects the metrics of a scrape, in the server's thread."""
+def _collect(reference: weakref.ref[_Server]) -> Iterator[Any]:
+    """Yields the metrics of a scrape, in the server's thread."""
+    from prometheus_client import core
 
-    def __init__(self, server: _Server) -> None:
-        self._server = weakref.ref(server)
+    counter, gauge = core.CounterMetricFamily, core.GaugeMetricFamily
+    families: dict[str, Any] = {}
 
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client import core
+    def family(kind: Any, name: str, text: str, *labels: str) -> Any:
+        return families.setdefault(name, kind(f"feeder_{name}", text, labels=["loader", *labels]))
 
-        families: dict[str, Any] = {
-            name: core.CounterMetricFamily(f"feeder_{name}", text, labels=["loader"])
-            for name, (text, _) in _COUNTERS.items()
-        }
-        slots = core.GaugeMetricFamily("feeder_slots", "Batches that slots are used for", labels=["loader", "state"])
-        processes = core.GaugeMetricFamily("feeder_workers", "Worker processes", labels=["loader"])
-        sizes = core.CounterMetricFamily("feeder_stage_bytes", "Bytes that a stage gave", labels=["loader", "stage"])
-        spent: Any = core.HistogramMetricFamily("feeder_stage_seconds", "Runs of a stage", labels=["loader", "stage"])
-        workers = core.CounterMetricFamily(
-            "feeder_worker_stage_seconds", "Time of a worker in a stage", labels=["loader", "worker", "stage"]
-        )
-        remote = {
-            name: core.CounterMetricFamily(
-                f"feeder_remote_{name.replace('_ns', '_seconds')}", text.replace(", ns", ", s"), labels=["loader"]
-            )
-            for name, text in REMOTE_COUNTS.items()
-        }
-        server = self._server()
-        for number, (reference, stage_words) in list(server.loaders.items()) if server is not None else []:
-            loader = reference()
-            if loader is None:
-                continue
-            label, stats = str(number), loader.stats()
-            for name, (_, value) in _COUNTERS.items():
-                families[name].add_metric([label], value(stats))
-            processes.add_metric([label], len(stats["workers"]))
-            for state, count in stats["slots"].items():
-                slots.add_metric([label, state], count)
-            for name, family in remote.items() if "remote" in stats else ():
-                value_now = stats["remote"][name]
-                family.add_metric([label], value_now / 1e9 if name.endswith("_ns") else value_now)
-            for stage, row in stats["stages"].items():
-                sizes.add_metric([label, stage], row["bytes"])
-            for stage, (total_ns, ranks) in stage_histograms(stage_words(loader)).items():
-                buckets = [("+Inf" if edge is None else repr(edge / 1e9), rank) for edge, rank in ranks]
-                spent.add_metric([label, stage], buckets, total_ns / 1e9)
-            for worker in stats["workers"]:
-                for stage, row in worker["stages"].items():
-                    workers.add_metric([label, str(worker["worker"]), stage], row["total_ns"] / 1e9)
-            del loader
-        yield from (
-            *families.values(),
-            *(each for each in remote.values() if each.samples),
-            slots,
-            processes,
-            sizes,
-            spent,
-            workers,
-        )
+    server = reference()
+    for number, loader_of in list(server.loaders.items()) if server is not None else []:
+        loader = loader_of()
+        if loader is None:
+            continue
+
+        label, stats = str(number), loader.stats()
+        for name, (text, value) in _COUNTERS.items():
+            family(counter, name, text).add_metric([label], value(stats))
+        for name, text in REMOTE_COUNTS.items() if "remote" in stats else ():
+            shown = family(counter, f"remote_{name.replace('_ns', '_seconds')}", text.replace(", ns", ", s"))
+            shown.add_metric([label], stats["remote"][name] / (1e9 if name.endswith("_ns") else 1))
+        for state, count in stats["slots"].items():
+            family(gauge, "slots", "Batches that slots are used for", "state").add_metric([label, state], count)
+        family(gauge, "workers", "Worker processes").add_metric([label], len(stats["workers"]))
+
+        for stage, row in stats["stages"].items():
+            for name, text, value_now in (
+                ("stage_runs", "Runs of a stage", row["count"]),
+                ("stage_seconds", "Time of a stage", row["total_ns"] / 1e9),
+                ("stage_bytes", "Bytes that a stage gave", row["bytes"]),
+            ):
+                family(counter, name, text, "stage").add_metric([label, stage], value_now)
+        for worker in stats["workers"]:
+            for stage, row in worker["stages"].items():
+                of_worker = family(counter, "worker_stage_seconds", "Time of a worker in a stage", "worker", "stage")
+                of_worker.add_metric([label, str(worker["worker"]), stage], row["total_ns"] / 1e9)
+        del loader
+    yield from families.values()

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from feeder.loader.observe.meter import METER_WORDS, STAGES, bucket_ns, octave_edges, stage_rows
+from feeder.loader.observe.meter import METER_WORDS, STAGES, bucket_ns, stage_rows
 from feeder.system.arrays import Int64s
 
-__all__ = ["NO_SLOTS", "stage_histograms", "stage_table", "verdict", "worker_tables"]
+__all__ = ["NO_SLOTS", "stage_table", "verdict", "worker_tables"]
 
 NO_SLOTS = {"total": 0, "held": 0, "making": 0, "ready": 0}
 # Waits below this share of the time are hardly noticed.
@@ -42,26 +42,6 @@ def stage_table(words: Int64s) -> dict[str, dict[str, int]]:
             found[f"p{percent}_ns"] = min(most, int(middles[bucket]))
         table[name] = found | {"max_ns": most}
     return table
-
-
-def stage_histograms(words: Int64s) -> dict[str, tuple[int, list[tuple[float | None, int]]]]:
-    """Reads meters.
-
-    Args:
-        words: int64 [..., METER_WORDS]; all of them are added up.
-
-    Returns:
-        For each stage that has run: its total time, and (upper edge, runs up to it) of every second octave; the last
-        edge is None. Times are nanoseconds.
-    """
-    sums = stage_rows(words).sum(axis=0)
-    found = {}
-    for name, (count, _, total, _, *buckets) in zip(STAGES, sums.tolist(), strict=True):
-        if count:
-            ranks = np.cumsum(buckets).tolist()
-            edges: list[tuple[float | None, int]] = [(float(1 << bits), ranks[k]) for k, bits in octave_edges()[::2]]
-            found[name] = total, [*edges, (None, ranks[-1])]
-    return found
 
 
 def worker_tables(words: Int64s, replaced: list[int]) -> list[dict[str, Any]]:

@@ -10,8 +10,9 @@ Note [Carrying]
 from __future__ import annotations
 
 import io
+import itertools
+import math
 import pickle
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,7 +56,7 @@ class Slot:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Returns a contiguous tensor in the slot, or None if it doesn't fit."""
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if not size or self.used + size > self.memory.size:  # counted as wanted when it is placed
             return None
         offset = self.take(size)
@@ -103,16 +104,18 @@ class Packed:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles as Python does, except for plain tensors and contiguous arrays."""
+    """Pickles as Python does, except for plain tensors and contiguous arrays: those are on the slot's memory, the only
+    buffer that is not in the message."""
 
     slot: Slot
+    memory: pickle.PickleBuffer
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is np.ndarray and obj.nbytes >= _SMALLEST and obj.flags.forc and not obj.dtype.hasobject:
             order: Literal["C", "F"] = "C" if obj.flags.c_contiguous else "F"
             offset = self.slot.write(obj.reshape(-1, order=order))
             how = obj.nbytes, obj.dtype, obj.shape, order
-            return NotImplemented if offset is None else (_array_on_slot, (offset, *how))
+            return NotImplemented if offset is None else (_array_on_slot, (self.memory, offset, *how))
         if type(obj) is not torch.Tensor or not _is_plain(obj) or obj.nbytes == 0:
             return NotImplemented
         if obj.untyped_storage().nbytes() > 2 * obj.nbytes:  # a view of something much larger: a copy of it
@@ -122,26 +125,19 @@ class _Pickler(pickle.Pickler):
             offset = self.slot.place(obj)
         data = _storage_bytes(obj)
         place = obj.dtype, tuple(obj.shape), obj.stride(), obj.storage_offset()
-        return (_on_bytes, (data.tobytes(), *place)) if offset is None else (_on_slot, (offset, data.nbytes, *place))
+        if offset is None:
+            return _on_bytes, (data.tobytes(), *place)
+        return _on_slot, (self.memory, offset, data.nbytes, *place)
 
 
 def pack(value: Any, slot: Slot) -> Packed:
     """Pickles a batch; its tensors' and arrays' bytes go into the slot if they fit."""
-    file = io.BytesIO()
-    pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
+    file, memory = io.BytesIO(), pickle.PickleBuffer(slot.memory)  # type: ignore[arg-type]
+    pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=lambda buffer: buffer is not memory)
     pickler.slot = slot
+    pickler.memory = memory
     pickler.dump(value)
     return Packed(file.getvalue(), slot.used, slot.wanted)
-
-
-class _Current(threading.local):
-    """The slots' memory of the messages that this thread unpickles: a list, as a message may hold another."""
-
-    def __init__(self) -> None:
-        self.memory: list[Uint8s | None] = []
-
-
-_current = _Current()
 
 
 def unpack(message: bytes | memoryview, memory: Uint8s | None) -> Any:
@@ -151,11 +147,7 @@ def unpack(message: bytes | memoryview, memory: Uint8s | None) -> Any:
         message: From :func:`pack`.
         memory: uint8, the slot; None if nothing was put there.
     """
-    _current.memory.append(memory)
-    try:
-        return pickle.loads(message)
-    finally:
-        _current.memory.pop()
+    return pickle.loads(message, buffers=itertools.repeat(memory))
 
 
 def slot_collate(collate_fn: Callable[[Any], Any]) -> Callable[[Any, Slot], Any]:
@@ -208,22 +200,22 @@ def _on_bytes(
     return torch.frombuffer(bytearray(data), dtype=dtype).as_strided(shape, stride, start)
 
 
-def _slot_bytes(offset: int, size: int) -> Uint8s:
-    memory = _current.memory[-1]
-    assert memory is not None
-    return memory[offset : offset + size]
-
-
 def _on_slot(
-    offset: int, size: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], start: int
+    memory: Uint8s,
+    offset: int,
+    size: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    start: int,
 ) -> torch.Tensor:
-    return torch.from_numpy(_slot_bytes(offset, size)).view(dtype).as_strided(shape, stride, start)
+    return torch.from_numpy(memory[offset : offset + size]).view(dtype).as_strided(shape, stride, start)
 
 
 def _array_on_slot(
-    offset: int, size: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]
+    memory: Uint8s, offset: int, size: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]
 ) -> AnyArray:
-    return _slot_bytes(offset, size).view(dtype).reshape(shape, order=order)
+    return memory[offset : offset + size].view(dtype).reshape(shape, order=order)
 
 
 @dataclass

@@ -103,7 +103,7 @@ class Samples(NamedTuple):
 
     def part(self, rows: slice | Int64s) -> Samples:
         """Returns some of the samples, in the same memory if ``rows`` is a slice."""
-        return Samples(self.positions[rows], self.ids[rows], self.repeats[rows])
+        return Samples(*(numbers[rows] for numbers in self))
 
     def keys(self, rows: int, total: int) -> list[Int64s]:
         """Returns the keys of the augmentation's draws, ``rows`` times int64 [N]: others for each of ``total`` samples
@@ -112,7 +112,7 @@ class Samples(NamedTuple):
 
     def copy(self) -> Samples:
         """Returns the same samples in other memory."""
-        return Samples(self.positions.copy(), self.ids.copy(), self.repeats.copy())
+        return Samples(*(numbers.copy() for numbers in self))
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,6 @@ class Ring(Slots):
         super().__init__(layout.slot_bytes, slots, guard)
         self.layout = layout
         self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]
-
-    def lease_view(self, slot: int, samples: Samples | None = None, sizes: Sizes | None = None) -> SlotView:
-        """Leases a slot as :meth:`lease` does; returns its view, see :meth:`SlotView.of`. Its arrays keep the slot."""
-        return SlotView.of(self.layout, self.lease(slot), samples, sizes)
 
 
 def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import math
 import mmap
 import os
 import pickle
@@ -52,10 +53,9 @@ class Region:
             raise
         self._pid = os.getpid()
 
-    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> AnyArray:
+    def array(self, dtype: Any, shape: tuple[int, ...]) -> AnyArray:
         """Returns an array on the region's memory, which stays mapped while the array lives."""
-        count = int(np.prod(shape, dtype=np.int64))
-        return np.frombuffer(self.memory, dtype, count, offset).reshape(shape)
+        return np.frombuffer(self.memory, dtype, math.prod(shape)).reshape(shape)
 
     def close(self) -> None:
         """Closes the descriptor; the memory is freed with the last array on it."""

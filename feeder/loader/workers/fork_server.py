@@ -24,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from feeder.errors import WorkerError
 from feeder.loader.workers.sockets import handing_over
@@ -42,23 +43,21 @@ _ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM
 _PID_S = 10.0  # longest wait for the process id of a worker that is being started
 
 
+@dataclass(eq=False)
 class Forked:
     """A worker of a fork server; see :class:`feeder.loader.workers.process.Process`.
 
     Args:
         server: The server.
         number: The worker's number there.
-
-    Attributes:
         started: Its process id, once the server has reported it.
         code: Its exit code, once the server has reported that.
     """
 
-    def __init__(self, server: ForkServer, number: int) -> None:
-        self._server = server
-        self._number = number
-        self.started: int | None = None
-        self.code: int | None = None
+    server: ForkServer
+    number: int
+    started: int | None = None
+    code: int | None = None
 
     def pid(self) -> int | None:
         """Returns the process id; None if the server does not get to start it.
@@ -66,20 +65,20 @@ class Forked:
         A worker may be at work before the server reports its process id: that report is waited for.
         """
         end = time.monotonic() + _PID_S
-        while self._server.read() and self.started is None and time.monotonic() < end:
-            self._server.await_report()
+        while self.server.read() and self.started is None and time.monotonic() < end:
+            self.server.await_report()
         return self.started
 
     def ended(self) -> int | None:
-        if self._server.read() or self.code is not None:
+        if self.server.read() or self.code is not None:
             return self.code
-        return self._server.process.returncode  # the kernel killed it together with the server
+        return self.server.process.returncode  # the kernel killed it together with the server
 
     def kill(self) -> None:
-        self._server.kill(self._number)
+        self.server.kill(self.number)
 
     def failed_start(self, code: int) -> str | None:
-        return _FAILED if self._server.failed else None
+        return _FAILED if self.server.failed else None
 
 
 class ForkServer:

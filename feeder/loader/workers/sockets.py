@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from feeder.system.limit_errors import explained
 
-__all__ = ["close_in_children", "end_with_trainer", "handing_over", "pair"]
+__all__ = ["end_with_trainer", "handing_over", "pair"]
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _making = threading.RLock()
@@ -31,8 +31,7 @@ _making = threading.RLock()
 class _HandedOver(threading.local):
     """The workers' sockets that this thread hands over now."""
 
-    def __init__(self) -> None:
-        self.sockets: tuple[socket.socket, ...] = ()
+    sockets: tuple[socket.socket, ...] = ()
 
 
 _handed_over = _HandedOver()
@@ -46,11 +45,6 @@ def pair(kind: socket.SocketKind = socket.SOCK_STREAM) -> tuple[socket.socket, s
     for one in (mine, theirs):
         one.settimeout(None)  # whatever the script's default for sockets is
     return mine, theirs
-
-
-def close_in_children(connection: socket.socket) -> None:
-    """Has a worker's socket closed in the processes that the worker forks, which may outlive it."""
-    _sockets.add(connection)
 
 
 @contextlib.contextmanager
@@ -91,7 +85,7 @@ def end_with_trainer(connection: socket.socket, grace_s: float = 0.0) -> None:
         connection: To the trainer.
         grace_s: Seconds that the main thread gets to end by itself.
     """
-    close_in_children(connection)
+    _sockets.add(connection)  # to be closed in the processes that this one forks, which may outlive it
     # Not a threading.Thread: if the thread ends as it starts, for want of memory, Thread.start() waits for ever.
     with explained():
         _thread.start_new_thread(_watch, (connection.fileno(), os.getppid(), grace_s))

@@ -91,11 +91,6 @@ class Supervisor(Generic[W]):
         """True in the process that started the workers, False in one forked off it."""
         return self._pid == os.getpid()
 
-    @property
-    def is_open(self) -> bool:
-        """True until the workers were ended."""
-        return not self._is_closed
-
     def check_open(self) -> bool:
         """Returns True until the workers were ended.
 

@@ -18,7 +18,7 @@ from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.device.nested import map_tensors, move
 from feeder.loader.observe.meter import Meter
 from feeder.loader.observe.stats import stage_table
-from feeder.loader.options import CopyStream, DeviceOptions, ToDevice
+from feeder.loader.options import DeviceOptions, ToDevice, copy_stream
 from feeder.transforms import (
     ColorJitter,
     Compose,
@@ -293,13 +293,13 @@ def test_copies_made_by_the_caller_stay_intact_when_the_source_is_let_go(shards:
 def test_batches_are_handed_over_right_whichever_stream_is_late(late: str) -> None:
     """A batch is read once it is there, and its memory is used again once it was read."""
     numbers, device = iter(range(12)), torch.device("cuda", torch.cuda.current_device())
-    stream = CopyStream(device)
+    stream = copy_stream(device)
     sources = [torch.full((1 << 20,), number, dtype=torch.uint8).pin_memory() for number in range(12)]
 
     def source() -> tuple[int, torch.Tensor]:
         number = next(numbers)
         if late == "feed":
-            with torch.cuda.stream(stream.get()):
+            with torch.cuda.stream(stream()):
                 torch.cuda._sleep(50_000_000)
         return number, sources[number]
 

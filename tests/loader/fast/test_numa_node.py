@@ -16,7 +16,6 @@ from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import setup
 from feeder.loader.fast.engine import Engine, EngineOptions
-from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.options import WorkerOptions
 from feeder.system import numa
@@ -33,7 +32,7 @@ def test_workers_stay_on_the_given_cpus_and_the_trainer_on_its_own(shards: Path)
     before = os.sched_getaffinity(0)
     near = frozenset({max(before)})
     dataset = ShardDataset(shards, RandomResizedCrop(16))
-    options = EngineOptions(2, True, False, None, PoolOptions(2, cpus=near))
+    options = EngineOptions(2, cpus=near, ahead=2, ahead_is_given=True, persistent=False, memory_limit_bytes=None)
     engine = Engine(Work(dataset.reader, dataset.recipe, "cpu"), options)
     try:
         engine.prepare(4)

@@ -16,7 +16,7 @@ import pytest
 import feeder
 from feeder import transforms as T
 from feeder.loader.fast import relay, server_link, servers
-from feeder.loader.fast.relay import answer_limit_s, relay_loop
+from feeder.loader.fast.relay import Relay, answer_limit_s
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.service_options import ServiceOptions
@@ -115,7 +115,7 @@ class Surroundings:
         self._until = until
         view = SimpleNamespace(samples=[np.arange(4)] * 3, image_size=None)
         options = ServiceOptions(f"file:{self._file}", local_workers=1)
-        relay_loop(Channel(self._channel), self.board, ROWS, lambda part: view, self._work, options)  # type: ignore[arg-type,return-value]
+        Relay(Channel(self._channel), self.board, ROWS, lambda part: view, self._work, options).run()  # type: ignore[arg-type,return-value]
 
     def close(self) -> None:
         for each in (self._here, self._connection, self._trainer, self._channel, self.board):
@@ -227,7 +227,7 @@ def test_a_part_that_two_servers_answer_at_once_is_taken_once_and_the_relay_goes
     view = SimpleNamespace(samples=[np.arange(4)] * 3, image_size=None)
     work = Work(dataset.reader, dataset.recipe, "cpu")
     options = ServiceOptions(f"file:{file}", only=True)
-    relay_loop(Channel(channel), board, (0, 1, 2), lambda part: view, work, options)  # type: ignore[arg-type,return-value]
+    Relay(Channel(channel), board, (0, 1, 2), lambda part: view, work, options).run()  # type: ignore[arg-type,return-value]
     assert answers == [2, 1]
     assert board.unfinished() == 0
     for each in (trainer, channel, board):

@@ -188,7 +188,8 @@ def test_a_worker_that_is_stopped_while_it_has_the_boards_lock_is_replaced(shard
     stopped = os.fork()
     if stopped == 0:  # as a worker would be: any process may have the lock
         board._patience_s = None
-        board._locked().__enter__()
+        lock = board._locked()
+        lock.__enter__()
         os.kill(os.getpid(), signal.SIGSTOP)
     os.waitpid(stopped, os.WUNTRACED)
     board._patience_s = 0.1  # in the place of the time for which a worker may be silent

@@ -27,6 +27,7 @@ from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.decoders.staged.staged import ROW, Staged
 from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.trainer_decode import DecodeFeed
+from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.transforms import (
     CutMix,
@@ -286,7 +287,8 @@ def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
         batch = BatchRecord(0, Samples.of(one, one), parts=[(0, 1)])
         batch.arrays = SlotView(batch.samples, one, (memory,))
         finished.append(batch)
-    return DecodeFeed(iter(finished), work, decoder, lambda: True, **options)
+    further: dict[str, Any] = {"mixing": lambda *_: None, "channels_last": False, "stream": None, "meter": Meter()}
+    return DecodeFeed(source=iter(finished), work=work, decoder=decoder, source_ready=lambda: True, **further | options)
 
 
 def test_a_batch_for_which_there_was_no_room_is_started_before_those_behind_it() -> None:

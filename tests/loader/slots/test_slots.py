@@ -10,7 +10,7 @@ import torch
 
 from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError
-from feeder.loader.slots.image_slots import Layout, Ring, plan_slots
+from feeder.loader.slots.image_slots import Layout, Ring, SlotView, plan_slots
 from feeder.loader.slots.region import Region
 
 LAYOUT = Layout(4, (Column((3, 5, 6), "uint8"),))
@@ -40,7 +40,7 @@ def test_slot_comes_free_with_the_last_tensor_on_it() -> None:
     slot = ring.acquire()
     assert slot == 0
     assert ring.acquire() is None
-    view = ring.lease_view(slot)
+    view = SlotView.of(ring.layout, ring.lease(slot))
     images, labels = torch.from_numpy(view.images[0][:2]), torch.from_numpy(view.labels)
     del view
     part = images[1:, 0]
@@ -62,7 +62,7 @@ def test_held_batches_never_change() -> None:
         slot = ring.acquire()
         assert slot is not None
         _fill(ring, slot, value)
-        held.append((value, torch.from_numpy(ring.lease_view(slot).images[0])))
+        held.append((value, torch.from_numpy(SlotView.of(ring.layout, ring.lease(slot)).images[0])))
         for v, tensor in held:
             assert tensor.unique().tolist() == [v]
         if len(held) == 3:
@@ -74,7 +74,7 @@ def test_tensors_outlive_the_ring() -> None:
     slot = ring.acquire()
     assert slot is not None
     _fill(ring, slot, 7)
-    tensor = torch.from_numpy(ring.lease_view(slot).images[0])
+    tensor = torch.from_numpy(SlotView.of(ring.layout, ring.lease(slot)).images[0])
     ring.region.close()
     del ring
     gc.collect()

@@ -163,10 +163,10 @@ def test_a_loader_closed_in_the_middle_of_a_batch_keeps_its_workers_until_that_i
         os.sched_yield()
     with iterator._use.lock:  # as under a handler
         loader.close()
-        assert pool.is_open
+        assert pool.check_open()
         with pytest.raises(WorkerError, match="closed"):
             next(iterator)
-    assert not pool.is_open
+    assert not pool.check_open()
     assert loader.worker_pids() == []
     assert sum(1 for _ in loader) == 4
 
