@@ -107,7 +107,7 @@ FAULTS = ["shifted", "biased", "spiky", "picky"]
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setitem(registry.BUILT_IN, "off", registry.BuiltIn(f"{__name__}:Off", "none"))
+    monkeypatch.setitem(registry.BUILT_IN, "off", (f"{__name__}:Off", "none"))
     assert parity(os.fspath(images), backend="off").passed
     monkeypatch.setattr(Off, "fault", fault)
     report = parity(os.fspath(images), backend="off")

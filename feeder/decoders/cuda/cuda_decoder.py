@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,11 +22,6 @@ from feeder.errors import BackendError, DecodeError
 __all__ = ["CudaDecoder"]
 
 _STARTED = 2  # batches
-
-
-class _Started(NamedTuple):
-    staged: Staged
-    planned: PlannedImages | None  # None: none is
 
 
 class CudaDecoder(TrainerDecoder):
@@ -80,7 +73,7 @@ class CudaDecoder(TrainerDecoder):
         self._kernels = load_kernels(self.device.index or 0)
         self.stager = PlanStager(max_pixels=max_pixels, threads=threads)
         self.cuda_images = self.cpu_images = self.redone_images = 0
-        self._started: collections.deque[_Started] = collections.deque()
+        self._started: dict[Staged, PlannedImages | None] = {}  # None: nothing in it is planned
         self._finishers = Finishers(self.name, self.device)
 
     def prepare(self, batch_size: int, outlier_pixels: int | None = None) -> None:
@@ -99,24 +92,16 @@ class CudaDecoder(TrainerDecoder):
         Returns:
             True if the batch is under way. If not, it may be tried again or left to ``finish``.
         """
-        if any(each.staged is staged for each in self._started):
+        if staged in self._started:
             return True
         if len(self._started) >= _STARTED:
             return False
-        self._started.append(_Started(staged, self._begin(staged)))
+        self._started[staged] = self._begin(staged)
         return True
 
     def drop(self, staged: Staged) -> None:
         """Forgets a batch that was started and will not be finished; waits until its payloads are no longer read."""
-        dropped = self._taken(staged)
-        if dropped is not None:
-            _wait(dropped.planned)
-
-    def _taken(self, staged: Staged) -> _Started | None:
-        """Returns a batch that was started, and has it no longer; None if it was not."""
-        found = next((each for each in self._started if each.staged is staged), None)
-        self._started = collections.deque(each for each in self._started if each is not found)
-        return found
+        _wait(self._started.pop(staged, None))
 
     def finish(
         self, staged: Staged, views: Sequence[StagedView], *, channels_last: bool = False
@@ -135,8 +120,7 @@ class CudaDecoder(TrainerDecoder):
             For each view [N, 3, H, W], and for each sample None or :class:`LeftToCpu`.
         """
         finishers = [self._finishers.of(view.recipe) for view in views]
-        started = self._taken(staged)
-        planned = self._begin(staged) if started is None else started.planned
+        planned = self._started.pop(staged) if staged in self._started else self._begin(staged)
 
         errors: list[DecodeError | None] = [None] * len(staged)
         if planned is not None:
@@ -204,8 +188,8 @@ class CudaDecoder(TrainerDecoder):
 
     def close(self) -> None:
         """Drops all batches."""
-        for each in list(self._started):
-            self.drop(each.staged)
+        for staged in list(self._started):
+            self.drop(staged)
 
     def _begin(self, staged: Staged) -> PlannedImages | None:
         """Queues the decode of a batch, whose payloads are read until that is done."""
