@@ -24,18 +24,16 @@ def augmentation_matrix(kind: str, magnitude: float, width: int, height: int) ->
         magnitude: As drawn.
         width, height: The image's size, px.
     """
-    options: dict[str, Any] = {}
     if kind == "Rotate":
         return rotation_matrix(width, height, magnitude)
-    if kind == "ShearX":
-        options = {"shear": (math.degrees(math.atan(magnitude)), 0.0), "center": (0.0, 0.0)}
-    elif kind == "ShearY":
-        options = {"shear": (0.0, math.degrees(math.atan(magnitude))), "center": (0.0, 0.0)}
-    elif kind == "TranslateX":
-        options = {"shift": (int(magnitude), 0.0)}
-    elif kind == "TranslateY":
-        options = {"shift": (0.0, int(magnitude))}
-    return affine_matrix(width, height, **options) if options else None
+    degrees, pixels = math.degrees(math.atan(magnitude)), int(magnitude)
+    moves: dict[str, dict[str, Any]] = {
+        "ShearX": {"shear": (degrees, 0.0), "center": (0.0, 0.0)},
+        "ShearY": {"shear": (0.0, degrees), "center": (0.0, 0.0)},
+        "TranslateX": {"shift": (pixels, 0.0)},
+        "TranslateY": {"shift": (0.0, pixels)},
+    }
+    return affine_matrix(width, height, **moves[kind]) if kind in moves else None
 
 
 def drawn_matrices(

@@ -216,20 +216,21 @@ def _augment(images: torch.Tensor, op: _Automatic, params: Params) -> torch.Tens
     return images
 
 
+_AUGMENTATIONS: dict[str, Callable[[torch.Tensor, Float64s], torch.Tensor]] = {
+    "Posterize": color.posterize,
+    "Solarize": lambda images, thresholds: color.solarize(images, 255.0 * thresholds),
+    "AutoContrast": lambda images, _: color.autocontrast(images),
+    "Equalize": lambda images, _: color.equalize(images),
+    "Invert": lambda images, _: color.invert(images),
+}
+
+
 def _augment_once(images: torch.Tensor, rows: Int64s, kind: str, magnitudes: Float64s) -> None:
     """Does an augmentation that doesn't move pixels; the others change nothing here."""
     if kind in ENHANCEMENTS:
         _adjust(images, rows, ENHANCEMENTS[kind], 1.0 + magnitudes)
-    elif kind == "Posterize":
-        change_rows(images, rows, lambda some, part: color.posterize(some, magnitudes[part]))
-    elif kind == "Solarize":
-        change_rows(images, rows, lambda some, part: color.solarize(some, 255.0 * magnitudes[part]))
-    elif kind == "AutoContrast":
-        change_rows(images, rows, lambda some, _: color.autocontrast(some))
-    elif kind == "Equalize":
-        change_rows(images, rows, lambda some, _: color.equalize(some))
-    elif kind == "Invert":
-        change_rows(images, rows, lambda some, _: color.invert(some))
+    elif kind in _AUGMENTATIONS:
+        change_rows(images, rows, lambda some, part: _AUGMENTATIONS[kind](some, magnitudes[part]))
 
 
 def _move(

@@ -10,7 +10,7 @@ from feeder.decoders.gpu.dispatch import launching_on, runs_triton
 from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, Color, output_tensor
 from feeder.errors import ArgumentError
 
-__all__ = ["gray_mean", "normalize"]
+__all__ = ["gray_level", "gray_mean", "mean_level", "normalize"]
 
 _LAYOUTS = ("nhwc", "nchw")
 
@@ -103,19 +103,19 @@ def gray_mean(
         from feeder.decoders.gpu.normalize_kernel import launch_gray_sum
 
         with launching_on(images.device):
-            return _mean_level(launch_gray_sum(images, size, color, layout), math.prod(size))
+            return mean_level(launch_gray_sum(images, size, color, layout), math.prod(size))
     # A turn moves pixels and does not change the mean.
     pixels = _stored(images, size, layout)
     mean = torch.zeros(len(pixels), device=images.device)
     for column in range(color.steps.shape[1]):
         here = color.steps[:, column] == CONTRAST
         if bool(here.any()):
-            mean = torch.where(here, _mean_level(_gray(pixels).sum((1, 2)), math.prod(size)), mean)
+            mean = torch.where(here, mean_level(gray_level(pixels).sum((1, 2)), math.prod(size)), mean)
         pixels = _step(pixels, color, column, mean)
     return mean
 
 
-def _mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
+def mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
     """Returns the mean of ``count`` whole numbers with these sums (int64), rounded half up, float32.
 
     Computed in whole numbers: on a GPU torch multiplies by the reciprocal, so that some halves would be rounded down.
@@ -172,9 +172,10 @@ def _turned(images: torch.Tensor, size: tuple[int, int], layout: str, turn: torc
     return result
 
 
-def _gray(pixels: torch.Tensor) -> torch.Tensor:
-    """Returns Pillow's gray level, int32: (19595 R + 38470 G + 7471 B) / 65536, rounded."""
-    red, green, blue = pixels.int().unbind(-1)
+def gray_level(pixels: torch.Tensor, channels: int = -1) -> torch.Tensor:
+    """Returns Pillow's gray level, int32, without the dimension of channels: (19595 R + 38470 G + 7471 B) / 65536,
+    rounded."""
+    red, green, blue = pixels.int().unbind(channels)
     weighted: torch.Tensor = red * 19595 + green * 38470 + blue * 7471 + 32768
     return weighted >> 16
 
@@ -183,7 +184,7 @@ def _step(pixels: torch.Tensor, color: Color, column: int, mean: torch.Tensor) -
     """Applies one step of color, to uint8."""
     step = color.steps[:, column, None, None, None]
     factor = color.factors[:, column, None, None, None].float()
-    gray = _gray(pixels)[..., None].float()
+    gray = gray_level(pixels)[..., None].float()
     target = torch.where(step == CONTRAST, mean[:, None, None, None], torch.where(step == BRIGHTNESS, 0.0, gray))
     blended = (target + factor * (pixels.float() - target)).clamp(0.0, 255.0).to(torch.uint8)
     return torch.where(step == 0, pixels, blended)

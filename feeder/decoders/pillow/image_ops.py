@@ -117,6 +117,14 @@ _ADJUSTMENTS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
     "hue": _shift_hue,
 }
+_AUGMENTATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "Identity": lambda image, _: image,
+    "Posterize": lambda image, bits: _posterize(image, int(bits)),
+    "Solarize": lambda image, threshold: _solarize(image, 255.0 * threshold),
+    "AutoContrast": lambda image, _: ImageOps.autocontrast(image),
+    "Equalize": lambda image, _: ImageOps.equalize(image),
+    "Invert": lambda image, _: ImageOps.invert(image),
+}
 
 
 def _grayscale(image: Image.Image) -> Image.Image:
@@ -216,23 +224,13 @@ def _augment(image: Image.Image, op: _Automatic, row: Row) -> Image.Image:
 
 
 def _augment_once(image: Image.Image, op: _Automatic, kind: str, magnitude: float) -> Image.Image:
-    if kind == "Identity":
-        return image
     if kind == "Rotate":
         return image.rotate(magnitude, _RESAMPLING[op.interpolation], fillcolor=op.fill)
     if (matrix := augmentation_matrix(kind, magnitude, image.width, image.height)) is not None:
         return _warp(image, op, matrix)
-    if kind == "Posterize":
-        return _posterize(image, int(magnitude))
-    if kind == "Solarize":
-        return _solarize(image, 255.0 * magnitude)
-    if kind == "AutoContrast":
-        return ImageOps.autocontrast(image)
-    if kind == "Equalize":
-        return ImageOps.equalize(image)
-    if kind == "Invert":
-        return ImageOps.invert(image)
-    return _ADJUSTMENTS[ENHANCEMENTS[kind]](image, 1.0 + magnitude)
+    if kind in ENHANCEMENTS:
+        return _ADJUSTMENTS[ENHANCEMENTS[kind]](image, 1.0 + magnitude)
+    return _AUGMENTATIONS[kind](image, magnitude)
 
 
 def _timm_augment(image: Image.Image, op: T.TimmRandAugment, row: Row) -> Image.Image:
