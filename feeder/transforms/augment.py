@@ -202,8 +202,6 @@ class TimmRandAugment(Op):
         ArgumentError: for an argument outside its range.
     """
 
-    draws_from_size = False
-
     config: str
     interpolation: str
     fill: tuple[int, int, int]

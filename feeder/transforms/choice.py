@@ -85,8 +85,6 @@ class RandomApply(Branches):
         ArgumentError: for another op, or if ``p`` is no probability.
     """
 
-    draws_from_size = False
-
     transforms: tuple[Op, ...]
     p: float
 
@@ -116,8 +114,6 @@ class RandomChoice(Branches):
     Raises:
         ArgumentError: for another op, or if ``p`` is not a number of 0 or more for each, with one above 0.
     """
-
-    draws_from_size = False
 
     transforms: tuple[tuple[Op, ...], ...]
     p: tuple[float, ...]
@@ -163,8 +159,6 @@ class RandomOrder(Branches):
     Raises:
         ArgumentError: for another op.
     """
-
-    draws_from_size = False
 
     transforms: tuple[tuple[Op, ...], ...]
 

@@ -30,8 +30,6 @@ class RandomRotation(Op):
         ArgumentError: for an argument outside its range.
     """
 
-    draws_from_size = False
-
     degrees: tuple[float, float]
     interpolation: str
     expand: bool

@@ -151,8 +151,6 @@ class Resize(ResizeOp):
         ArgumentError: for an argument outside its range.
     """
 
-    draws_from_size = False
-
     size: tuple[int, ...] | None
     interpolation: str
     max_size: int | None
@@ -248,7 +246,6 @@ class CenterCrop(Op):
         ArgumentError: if ``size`` is no size.
     """
 
-    draws_from_size = False
     crops = True
     border = (0, 0, 0)
 
@@ -284,8 +281,6 @@ class CornerCrop(CenterCrop):
     Raises:
         ArgumentError: if ``size`` is no size, or for another corner.
     """
-
-    draws_from_size = False
 
     corner: str
 

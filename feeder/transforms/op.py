@@ -86,7 +86,7 @@ class Op:
         on_images: True if the op may stand before ``ToDtype`` and ``Normalize``, where images are uint8.
         on_arrays: True if the op may stand after them, where images are floats.
         draws_from_size: True if the random parameters depend on the image's size: torchvision v2 refuses such an op for
-            images of different sizes in one call. An op with a draw of its own says it.
+            images of different sizes in one call.
         crops: True if the op may leave out rows of its input.
         resizes: True if the op changes the image's scale; only one such op fits in a source box.
         border: Color of an op that only crops, and pads with this color; None for others.
@@ -158,8 +158,6 @@ class ProbabilityOp(Op):
     Class attributes:
         drawn_name: Name of the drawn parameter: bool [N], True where the image is changed.
     """
-
-    draws_from_size = False
 
     p: float
     drawn_name: ClassVar[str] = "change"

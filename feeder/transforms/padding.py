@@ -39,7 +39,6 @@ class LetterBox(Op):
         ArgumentError: for an argument outside its range.
     """
 
-    draws_from_size = False
     resizes = True
 
     size: tuple[int, int]
@@ -84,8 +83,6 @@ class Pad(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
-
-    draws_from_size = False
 
     padding: tuple[int, int, int, int]
     fill: tuple[int, int, int]

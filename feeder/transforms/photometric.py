@@ -46,8 +46,6 @@ class ColorJitter(Op):
         ArgumentError: for an argument outside its range.
     """
 
-    draws_from_size = False
-
     brightness: tuple[float, float] | None
     contrast: tuple[float, float] | None
     saturation: tuple[float, float] | None
@@ -106,8 +104,6 @@ class RandomPhotometricDistort(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
-
-    draws_from_size = False
 
     brightness: tuple[float, float]
     contrast: tuple[float, float]
@@ -175,8 +171,6 @@ class Grayscale(Op):
         ArgumentError: for another number.
     """
 
-    draws_from_size = False
-
     num_output_channels: int
     drawn_name = "gray"
 
@@ -200,8 +194,6 @@ class GaussianBlur(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
-
-    draws_from_size = False
 
     kernel_size: tuple[int, int]
     sigma: tuple[float, float]
@@ -233,7 +225,6 @@ class GaussianNoise(Op):
         ArgumentError: if the mean is not within [-10, 10], or the deviation not within [0, 10].
     """
 
-    draws_from_size = False
     on_arrays = True
 
     mean: float
@@ -259,8 +250,6 @@ class JPEG(Op):
     Raises:
         ArgumentError: for another quality.
     """
-
-    draws_from_size = False
 
     quality: tuple[int, int]
 

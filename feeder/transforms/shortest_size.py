@@ -30,8 +30,6 @@ class RandomResize(ResizeOp):
         ArgumentError: for an argument outside its range.
     """
 
-    draws_from_size = False
-
     min_size: int
     max_size: int
     interpolation: str
