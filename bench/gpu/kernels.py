@@ -64,7 +64,6 @@ def parameters() -> tuple[torch.Tensor, torch.Tensor]:
 def normalize(batch: int, repeats: int) -> list[dict[str, Any]]:
     device = torch.device("cuda")
     pixels = SIZE[0] * SIZE[1]
-    scale, bias = parameters()
     count = max(2, ROTATE_BYTES // (batch * pixels * 3))
     images = [torch.randint(0, 256, (batch, pixels * 3), dtype=torch.uint8, device=device) for _ in range(count)]
     turns = torch.randint(0, 2, (batch,), device=device, dtype=torch.int32)
@@ -73,7 +72,7 @@ def normalize(batch: int, repeats: int) -> list[dict[str, Any]]:
     for dtype, channels_last, layout in itertools.product(
         (torch.float16, torch.bfloat16, torch.float32), (True, False), ("nhwc", "nchw")
     ):
-        options: dict[str, Any] = {"scale": scale, "bias": bias, "dtype": dtype, "channels_last": channels_last}
+        options: dict[str, Any] = {"affine": parameters(), "dtype": dtype, "channels_last": channels_last}
         options["layout"] = layout
         found = gpu.normalize(images[0], SIZE, turn=turns, using="triton", **options)
         expected = gpu.normalize(images[0], SIZE, turn=turns, using="torch", **options)

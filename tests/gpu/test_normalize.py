@@ -29,6 +29,10 @@ def pack(images: list[Any], layout: str, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.stack([np.ascontiguousarray(image).ravel() for image in images])).to(device)
 
 
+def affine(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(SCALE).to(device), torch.from_numpy(BIAS).to(device)
+
+
 def assert_close(found: torch.Tensor, expected: Any, dtype: torch.dtype, using: str) -> None:
     assert found.dtype == dtype
     # Triton's interpreter cuts off what does not fit bfloat16; the GPU and the reference round it.
@@ -51,9 +55,8 @@ def test_turned_and_normalized(
     turns = list(range(8))
     images = stored(turns)
     found = gpu.normalize(
-        pack(images, layout, device), SIZE, scale=torch.from_numpy(SCALE).to(device),
-        bias=torch.from_numpy(BIAS).to(device), dtype=dtype, layout=layout, channels_last=channels_last,
-        turn=torch.tensor(turns, device=device), using=using,
+        pack(images, layout, device), SIZE, affine=affine(device), dtype=dtype, layout=layout,
+        channels_last=channels_last, turn=torch.tensor(turns, device=device), using=using,
     )  # fmt: skip
     assert found.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     expected = oracle.finish([oracle.turn(image, code) for image, code in zip(images, turns, strict=True)], SCALE, BIAS)
@@ -72,8 +75,8 @@ def test_everything_in_one_pass(using: str, channels_last: bool, device: torch.d
         for image, code, order, strengths in zip(images, turns, steps, factors, strict=True)
     ]
     found = gpu.normalize(
-        pack(images, "nhwc", device), SIZE, scale=torch.from_numpy(SCALE).to(device),
-        bias=torch.from_numpy(BIAS).to(device), channels_last=channels_last, turn=torch.tensor(turns, device=device),
+        pack(images, "nhwc", device), SIZE, affine=affine(device), channels_last=channels_last,
+        turn=torch.tensor(turns, device=device),
         color=gpu.Color(torch.tensor(steps, device=device), torch.tensor(factors, device=device)), using=using,
     )  # fmt: skip
     difference = np.abs(found.cpu().double().numpy() - oracle.finish(colored, SCALE, BIAS))
@@ -147,7 +150,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         ({"size": (2, 4)}, "2x4x3"),
         ({"layout": "hwc"}, "layout"),
         ({"dtype": torch.float64}, "dtype"),
-        ({"dtype": torch.uint8, "scale": ones}, "uint8 takes no scale"),
+        ({"dtype": torch.uint8, "affine": (ones, ones)}, "uint8 takes no scale"),
         ({"out": torch.zeros(2, 3, 2, 2)}, "out must be"),
         ({"out": torch.zeros(2, 3, 2, 3), "channels_last": True}, "channels_last"),
         ({"using": "cuda"}, "using"),

@@ -80,12 +80,10 @@ class Finisher:
             codes = flipped_turns(codes, fused.flip)
             color = fused.color(self._device)
 
-        scale, bias = self._affine
         result = gpu.normalize(
             images,
             size,
-            scale=scale,
-            bias=bias,
+            affine=self._affine,
             dtype=getattr(torch, self._recipe.output_dtype),
             layout=layout,
             channels_last=channels_last,
@@ -97,10 +95,11 @@ class Finisher:
         return result
 
     @functools.cached_property
-    def _affine(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _affine(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Scale and bias on the device, copied once, with a wait: a later call may be on another stream."""
-        affine = self._recipe.affine
-        scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
+        if self._recipe.affine is None:
+            return None
+        scale, bias = (torch.tensor(each, device=self._device) for each in self._recipe.affine)
         return scale, bias
 
     def _run(

@@ -19,8 +19,7 @@ def normalize(
     images: torch.Tensor,
     size: tuple[int, int],
     *,
-    scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    affine: tuple[torch.Tensor, torch.Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
     layout: str = "nhwc",
     channels_last: bool = False,
@@ -29,7 +28,7 @@ def normalize(
     out: torch.Tensor | None = None,
     using: str = "auto",
 ) -> torch.Tensor:
-    """Turns, colors and normalizes a batch: out = pixel (0-255) * scale + bias.
+    """Turns, colors and normalizes a batch: out = pixel (0-255), or pixel * scale + bias.
 
     Tolerance: for outputs of the usual size (under 5), the kernel and the reference are both within 1e-6, and half a
     unit in the last place of ``dtype``, of exact arithmetic. With ``color``, a blend on the edge between two levels may
@@ -38,8 +37,7 @@ def normalize(
     Args:
         images: uint8, contiguous, N images of ``size`` as stored (see Note [Turns]), each of 3 * H * W bytes.
         size: (H, W) of the output.
-        scale: float32 [3]; None is 1.
-        bias: float32 [3]; None is 0.
+        affine: scale and bias, float32 [3] each; None for the pixels themselves.
         dtype: float32, float16, bfloat16; or uint8, which takes neither scale nor bias.
         layout: Order of a stored image's bytes, "nhwc" or "nchw".
         channels_last: Memory format of the output.
@@ -55,7 +53,7 @@ def normalize(
         ArgumentError: for an argument that does not fit.
     """
     _check(images, size, layout)
-    if dtype == torch.uint8 and not (scale is None and bias is None):
+    if dtype == torch.uint8 and affine is not None:
         raise ArgumentError("dtype uint8 takes no scale or bias; ask for a float dtype")
     out = output_tensor(len(images), size, dtype, channels_last, images.device, out)
     if len(images) == 0:
@@ -67,9 +65,9 @@ def normalize(
         from feeder.decoders.gpu.normalize_kernel import launch
 
         with launching_on(images.device):
-            launch(images, size, out, scale, bias, layout, turn, color, mean)
+            launch(images, size, out, affine, layout, turn, color, mean)
     else:
-        _reference(images, size, out, scale, bias, layout, turn, color, mean)
+        _reference(images, size, out, affine, layout, turn, color, mean)
     return out
 
 
@@ -127,8 +125,7 @@ def _reference(
     images: torch.Tensor,
     size: tuple[int, int],
     out: torch.Tensor,
-    scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    affine: tuple[torch.Tensor, torch.Tensor] | None,
     layout: str,
     turn: torch.Tensor | None,
     color: Color | None,
@@ -141,11 +138,7 @@ def _reference(
         for column in range(color.steps.shape[1]):
             pixels = _step(pixels, color, column, nothing if mean is None else mean)
 
-    values = pixels if scale is None and bias is None else pixels.float()
-    if scale is not None:
-        values = values * scale
-    if bias is not None:
-        values = values + bias
+    values = pixels if affine is None else pixels.float() * affine[0] + affine[1]
     out.copy_(values.permute(0, 3, 1, 2))
 
 
