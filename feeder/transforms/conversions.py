@@ -13,14 +13,7 @@ def ToImage() -> Compose:
     return Compose([])
 
 
-def PILToTensor() -> Compose:
-    """Returns an empty ``Compose``, which does nothing in any place."""
-    return Compose([])
-
-
-def ToPureTensor() -> Compose:
-    """Returns an empty ``Compose``, which does nothing in any place."""
-    return Compose([])
+PILToTensor = ToPureTensor = ToImage
 
 
 def ToTensor() -> ToDtype:

@@ -22,6 +22,7 @@ from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, ProbabilityOp,
 from feeder.transforms.sizes import ByEpoch, VariableSize, by_phase, check_by_epoch, check_variable
 
 __all__ = [
+    "ATTEMPTS",
     "CORNERS",
     "CenterCrop",
     "CornerCrop",
@@ -30,11 +31,29 @@ __all__ = [
     "RandomResizedCrop",
     "RandomVerticalFlip",
     "Resize",
+    "drawn_sides",
 ]
 
-_ATTEMPTS = 10
+ATTEMPTS = 10  # at a rectangle that fits into an image
 # In torchvision's order, of what is left of an image beside a crop the shares that are above it and to its left.
 CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
+
+
+def drawn_sides(
+    pixels: IntArray, uniform: FloatArray, scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[IntArray, IntArray]:
+    """Returns the sides of rectangles that are drawn as in torchvision, int64 [...].
+
+    Args:
+        pixels: int64 [...], of the images.
+        uniform: float64 [..., 2].
+        scale: (min, max) of a rectangle's area as a fraction of the image's.
+        ratio: (min, max) of the first side / the second.
+    """
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    area = pixels * (scale[0] + uniform[..., 0] * (scale[1] - scale[0]))
+    aspect = np.exp(low + uniform[..., 1] * (high - low))
+    return np.rint(np.sqrt(area * aspect)).astype(np.int64), np.rint(np.sqrt(area / aspect)).astype(np.int64)
 
 
 def _check_size(size: int | Sequence[int]) -> tuple[int, int]:
@@ -89,7 +108,7 @@ class RandomResizedCrop(ResizeOp):
         left = np.floor(first[:, 1] * (width - crop_width + 1)).astype(np.int64)
         if not fits.all():
             rows = np.flatnonzero(~fits)
-            window = self._retry(height[rows], width[rows], uniforms(2 + 2 * _ATTEMPTS, rows))
+            window = self._retry(height[rows], width[rows], uniforms(2 + 2 * ATTEMPTS, rows))
             top[rows], left[rows], crop_height[rows], crop_width[rows] = window
         resized = np.broadcast_to(np.array(self.size, np.int64), sizes.shape)
         params = {"top": top, "left": left, "height": crop_height, "width": crop_width}
@@ -97,11 +116,7 @@ class RandomResizedCrop(ResizeOp):
         return Drawn(params, resized)
 
     def _attempt(self, height: IntArray, width: IntArray, uniform: FloatArray) -> tuple[IntArray, IntArray, Bools]:
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        area = height * width * (self.scale[0] + uniform[..., 0] * (self.scale[1] - self.scale[0]))
-        aspect = np.exp(low + uniform[..., 1] * (high - low))
-        crop_width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
-        crop_height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
+        crop_width, crop_height = drawn_sides(height * width, uniform, self.scale, self.ratio)
         fits = (crop_width > 0) & (crop_width <= width) & (crop_height > 0) & (crop_height <= height)
         return crop_height, crop_width, fits
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_probability, check_range, check_size
+from feeder.transforms.geometry import ATTEMPTS, drawn_sides
 from feeder.transforms.op import Drawn, IntArray, Op, Params, ProbabilityOp, Uniforms
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
 # The steps of ColorJitter, by their numbers in the drawn order.
 COLOR_STEPS = ("brightness", "contrast", "saturation", "hue")
 
-_ATTEMPTS = 10
 _MOST_NOISE = 10.0  # times white, which int16 holds with all that is drawn
 
 
@@ -324,31 +324,21 @@ class RandomErasing(Op):
 
         Samples that are left alone have a rectangle of 0 pixels.
         """
-        uniform = uniforms(5 + 2 * _ATTEMPTS)
-        height, width = sizes[:, 0], sizes[:, 1]
-        is_drawn = uniform[:, 2] < self.p
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        erase = np.zeros(len(sizes), np.bool_)
-        h, w = np.zeros_like(height), np.zeros_like(width)
-
-        for attempt in range(_ATTEMPTS):
-            if (erase | ~is_drawn).all():
-                break
-            u_area, u_ratio = uniform[:, 5 + 2 * attempt], uniform[:, 6 + 2 * attempt]
-            area = height * width * (self.scale[0] + u_area * (self.scale[1] - self.scale[0]))
-            aspect = np.exp(low + u_ratio * (high - low))
-            try_h = np.rint(np.sqrt(area * aspect)).astype(np.int64)
-            try_w = np.rint(np.sqrt(area / aspect)).astype(np.int64)
-            fits = is_drawn & ~erase & (try_h < height) & (try_w < width)
-            h, w = np.where(fits, try_h, h), np.where(fits, try_w, w)
-            erase |= fits
+        uniform = uniforms(5 + 2 * ATTEMPTS)
+        attempts = uniform[:, 5:].reshape(-1, ATTEMPTS, 2)
+        heights, widths = drawn_sides(sizes.prod(axis=1)[:, None], attempts, self.scale, self.ratio)
+        fits = (heights < sizes[:, :1]) & (widths < sizes[:, 1:])
+        erase = (uniform[:, 2] < self.p) & fits.any(axis=1)
+        first = np.arange(len(sizes)), fits.argmax(axis=1)
+        sides = np.where(erase[:, None], np.stack([heights[first], widths[first]], axis=1), 0)
+        place = np.floor(uniform[:, 3:5] * (sizes - sides + 1)).astype(np.int64)
 
         params = {
             "erase": erase,
-            "i": np.floor(uniform[:, 3] * (height - h + 1)).astype(np.int64),
-            "j": np.floor(uniform[:, 4] * (width - w + 1)).astype(np.int64),
-            "h": h,
-            "w": w,
+            "i": place[:, 0],
+            "j": place[:, 1],
+            "h": sides[:, 0],
+            "w": sides[:, 1],
             "key": uniforms.keys() if self.value is None else np.zeros(len(sizes), np.uint64),  # of the noise
         }
         return Drawn(params, sizes)

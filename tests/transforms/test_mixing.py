@@ -12,6 +12,7 @@ from feeder.transforms import (
     CutMix,
     MixUp,
 )
+from feeder.transforms.op import Uniforms
 from tests.golden import torchvision_arrays
 
 
@@ -105,7 +106,7 @@ def test_mixing_depends_on_seed_epoch_and_step_only(op: transforms.BatchOp) -> N
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 3.0])
 def test_mixing_weights_follow_the_beta_distribution(alpha: float) -> None:
-    lams = np.array([transforms.mixing.beta(alpha, 0, 0, step, 9) for step in range(1500)])
+    lams = np.array([transforms.mixing.beta(alpha, Uniforms(0, 0, np.array([step]), 9)) for step in range(1500)])
     assert ((lams >= 0.0) & (lams <= 1.0)).all()
     assert abs(lams.mean() - 0.5) < 0.04
     variance = 1.0 / (4.0 * (2.0 * alpha + 1.0))
