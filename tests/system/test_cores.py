@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feeder.system.cores import Cores, MemoryLimit, cores, local_world_size, memory_limit
-from feeder.system.memory import available_bytes
+from feeder.system.cores import Cores, MemoryLimit, available_bytes, cores, local_world_size, memory_limit
 
 GIB = 1 << 30
 AFFINITY = len(os.sched_getaffinity(0))

@@ -21,8 +21,7 @@ from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
-from feeder.tools.parity.comparison import parity
-from feeder.tools.parity.differences import BOUNDS, Differences, crop_ratio
+from feeder.tools.parity.comparison import BOUNDS, Differences, crop_ratio, parity
 from tests.support.chart_parity import Chart, TargetFigures
 from tests.support.conformance import encode, natural_image
 from tests.support.loader_data import without_tables

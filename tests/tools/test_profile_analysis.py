@@ -16,8 +16,7 @@ from feeder.tools.instrument.record import (
     ProcessRecord,
     Sample,
 )
-from feeder.tools.profile.analysis import analyse
-from feeder.tools.profile.text_report import render
+from feeder.tools.profile.analysis import analyse, render
 
 MS = 1_000_000
 

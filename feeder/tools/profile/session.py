@@ -17,8 +17,7 @@ from feeder.system.text import say
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.launch import read_script, run_script
 from feeder.tools.instrument.record import Sample
-from feeder.tools.profile.analysis import analyse
-from feeder.tools.profile.text_report import render
+from feeder.tools.profile.analysis import analyse, render
 from feeder.tools.terminal import columns
 
 __all__ = ["profile"]
