@@ -12,7 +12,7 @@ from feeder.errors import SourceError
 from feeder.tools.cli import main
 from feeder.tools.doctor import check_script, render
 from feeder.tools.doctor.script_check import RULES, check_source
-from feeder.tools.doctor.script_file import parse
+from feeder.tools.instrument.script_file import parse
 from tests.support import ROOT
 
 SCRIPTS = ROOT / "tests/scripts"
@@ -68,8 +68,11 @@ def test_problems_and_with_strict_warnings_make_the_exit_code_1(capsys: pytest.C
     ("data", "message"),
     [
         (b"import torch\nfor x in\n", "train.py:2: not valid Python"),
-        (b"x = 1\nname = '\xe9'\n", "train.py:2: expected utf-8, found byte 0xe9 at offset 14"),
-        (b"# -*- coding: klingon -*-\n", "can't tell its encoding"),
+        (
+            b"x = 1\nname = '\xe9'\n",
+            "train.py: can't be read as text: 'utf-8' .* byte 0xe9 in position 14",
+        ),
+        (b"# -*- coding: klingon -*-\n", "unknown encoding.*; save it as UTF-8"),
         (b"x = '\x00'\n", "null byte"),
         (b"(" * 5000 + b")" * 5000, "train.py"),
     ],

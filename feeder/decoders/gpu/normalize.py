@@ -25,7 +25,6 @@ def normalize(
     channels_last: bool = False,
     turn: torch.Tensor | None = None,
     color: Color | None = None,
-    out: torch.Tensor | None = None,
     using: str = "auto",
 ) -> torch.Tensor:
     """Turns, colors and normalizes a batch: out = pixel (0-255), or pixel * scale + bias.
@@ -43,7 +42,6 @@ def normalize(
         channels_last: Memory format of the output.
         turn: integers [N], 0-7, see Note [Turns]; None is 0.
         color: Brightness, contrast and saturation.
-        out: [N, 3, H, W] of ``dtype`` and memory format, filled; None makes one.
         using: "auto", "triton" or "torch".
 
     Returns:
@@ -55,7 +53,7 @@ def normalize(
     _check(images, size, layout)
     if dtype == torch.uint8 and affine is not None:
         raise ArgumentError("dtype uint8 takes no scale or bias; ask for a float dtype")
-    out = output_tensor(len(images), size, dtype, channels_last, images.device, out)
+    out = output_tensor(len(images), size, dtype, channels_last, images.device)
     if len(images) == 0:
         return out
     mean = None

@@ -15,8 +15,9 @@ from feeder.system.nvml import Nvml, open_nvml
 from feeder.system.process_usage import stat_fields
 from feeder.system.text import say
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
-from feeder.tools.instrument.launch import read_script, run_script
+from feeder.tools.instrument.launch import run_script
 from feeder.tools.instrument.record import Sample
+from feeder.tools.instrument.script_file import read_source
 from feeder.tools.profile.analysis import analyse, render
 from feeder.tools.terminal import columns
 
@@ -39,7 +40,7 @@ def profile(script: str, arguments: Sequence[str]) -> int:
     Raises:
         SourceError: if there is no such script, or it is not Python.
     """
-    read = read_script(script)
+    read = read_source(script)
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="feeder-profile-", ignore_cleanup_errors=True))
