@@ -37,29 +37,37 @@ __all__ = [
     "quiet_pillow",
 ]
 
-# Extension in shards -> its synonyms.
-_EXTENSIONS = {
-    "jpg": ("jpeg", "jpe", "jfif"),
-    "fpk": (),
-    "png": (),
-    "webp": (),
-    "avif": (),
-    "bmp": ("dib",),
-    "gif": (),
-    "tiff": ("tif",),
-    "ppm": ("pgm", "pbm", "pnm"),
-}
-IMAGE_EXTENSIONS: frozenset[str] = frozenset(_EXTENSIONS).union(*_EXTENSIONS.values())
+IMAGE_EXTENSIONS = frozenset(
+    [
+        "jpg",
+        "jpeg",
+        "jpe",
+        "jfif",
+        "fpk",
+        "png",
+        "webp",
+        "avif",
+        "bmp",
+        "dib",
+        "gif",
+        "tiff",
+        "tif",
+        "ppm",
+        "pgm",
+        "pbm",
+        "pnm",
+    ]
+)
 
 # The formats that Pillow may open, wherever it does: some others start programs (EPS), or are rarely tested.
 # (MPO, several JPEGs in a file, opens as JPEG.)
 PILLOW_FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
-_NAMED_FORMATS = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tiff", "PPM": "ppm"}
 _PILLOW = importlib.util.find_spec("PIL")  # not imported here
 if _PILLOW and any(Path(each, "AvifImagePlugin.py").exists() for each in _PILLOW.submodule_search_locations or ()):
     # Since Pillow 11.3; earlier ones fail on an unknown name.
     PILLOW_FORMATS = (*PILLOW_FORMATS, "AVIF")
-    _NAMED_FORMATS |= {"AVIF": "avif"}
+# The extension of each that is not read natively.
+_NAMED_FORMATS = {name: name.lower() for name in PILLOW_FORMATS if name not in ("JPEG", "DIB")}
 _ORIENTATION_TAG = 0x0112
 _STANDALONE_MARKERS = frozenset([0x01, *range(0xD0, 0xD8)])
 _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}

@@ -298,17 +298,19 @@ def _block(count: int, steps: int = 1) -> Programs:
     return np.zeros((count, steps, _COLUMNS))
 
 
-def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float: bool) -> Programs:
-    block, erase = _block(len(params["erase"])), params["erase"]
-    kind = _OPS.ERASE_NOISE if op.value is None else _OPS.ERASE_OUTPUT if is_float else _OPS.ERASE
-    block[:, 0, 0] = np.where(erase, kind.value, 0)
-    for column, name in enumerate(("i", "j", "h", "w"), start=1):
-        block[:, 0, column] = params[name]
-    if op.value is None:
-        block[:, 0, 5:7] = _halves(params["key"])
-    else:
-        block[erase, 0, 5:8] = erasing_of(op, params, later, is_float).value
+def _single(kind: Any, *values: Any) -> Programs:
+    """Returns programs of one op: its kind, and then its values, each [N] or a number; not all are numbers."""
+    columns = np.broadcast_arrays(kind, *values)
+    block = _block(len(columns[0]))
+    block[:, 0, : len(columns)] = np.stack(columns, axis=1)
     return block
+
+
+def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float: bool) -> Programs:
+    kind = _OPS.ERASE_NOISE if op.value is None else _OPS.ERASE_OUTPUT if is_float else _OPS.ERASE
+    kinds, place = np.where(params["erase"], kind.value, 0), (params[name] for name in ("i", "j", "h", "w"))
+    value = erasing_of(op, params, later, is_float).value
+    return _single(kinds, *place, *(_halves(params["key"]) if value is None else value))
 
 
 def _mirror(block: Programs, flip: Bools, width: int) -> None:
@@ -323,12 +325,8 @@ def _if_drawn(kind: _native.AugmentOp, argument: str | None = None) -> Callable[
     """Returns how to write a :class:`feeder.transforms.op.ProbabilityOp`, of which an attribute is the value."""
 
     def write(op: Any, params: Params, size: _Size) -> Programs:
-        changed = params[op.drawn_name]
-        block = _block(len(changed))
-        block[:, 0, 0] = np.where(changed, kind.value, 0)
-        if argument is not None:
-            block[:, 0, 1] = getattr(op, argument)
-        return block
+        value = 0.0 if argument is None else getattr(op, argument)
+        return _single(np.where(params[op.drawn_name], kind.value, 0), value)
 
     return write
 
@@ -350,22 +348,18 @@ def _jitter(op: T.ColorJitter | T.RandomPhotometricDistort, params: Params, size
 
 
 def _distort(op: T.RandomPhotometricDistort, params: Params, size: _Size) -> Programs:
-    block = _block(len(params["order"]))
-    block[:, 0, 0] = np.where((params["permutation"] == [0, 1, 2]).all(axis=1), 0, _OPS.PERMUTE.value)
-    block[:, 0, 1:4] = params["permutation"]
-    return np.concatenate([_jitter(op, params, size), block], axis=1)
+    permutation = params["permutation"]
+    kinds = np.where((permutation == [0, 1, 2]).all(axis=1), 0, _OPS.PERMUTE.value)
+    return np.concatenate([_jitter(op, params, size), _single(kinds, *permutation.T)], axis=1)
 
 
 def _noise(op: T.GaussianNoise, params: Params, size: _Size) -> Programs:
-    block = _block(len(params["key"]))
-    block[:, 0, 0] = _OPS.ADD_NOISE.value
-    block[:, 0, 1:3] = _halves(params["key"])
-    block[:, 0, 3:6] = np.float32(op.mean) * np.float32(255), np.float32(op.sigma) * np.float32(255), op.clip
-    return block
+    mean, sigma = np.float32(op.mean) * np.float32(255), np.float32(op.sigma) * np.float32(255)
+    return _single(_OPS.ADD_NOISE.value, *_halves(params["key"]), mean, sigma, op.clip)
 
 
-def _halves(key: Uint64s) -> Uint64s:
-    return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=1)
+def _halves(key: Uint64s) -> tuple[Uint64s, Uint64s]:
+    return key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)
 
 
 def _augment(
@@ -431,17 +425,11 @@ def _move(op: T.RandomAffine | T.RandomPerspective | T.RandomRotation, params: P
 
 
 def _blur(op: T.GaussianBlur, params: Params, size: _Size) -> Programs:
-    block = _block(len(params["sigma"]))
-    block[:, 0, :3] = _OPS.BLUR.value, *op.kernel_size
-    block[:, 0, 3] = params["sigma"]
-    return block
+    return _single(_OPS.BLUR.value, *op.kernel_size, params["sigma"])
 
 
 def _compress(op: T.JPEG, params: Params, size: _Size) -> Programs:
-    block = _block(len(params["quality"]))
-    block[:, 0, 0] = _OPS.JPEG.value
-    block[:, 0, 1] = params["quality"]
-    return block
+    return _single(_OPS.JPEG.value, params["quality"])
 
 
 def _branch(op: Branches, params: Params, size: _Size) -> Programs:

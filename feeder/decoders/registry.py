@@ -81,12 +81,12 @@ def decoder_names() -> tuple[str, ...]:
     return tuple(sorted({*BUILT_IN, *(point.name for point in _entry_points())}))
 
 
-def available_decoders() -> tuple[str, ...]:
-    """Returns the names of the backends that can be made here, sorted."""
+def available_decoders(recipe: Recipe | Views | None = None) -> tuple[str, ...]:
+    """Returns the names of the backends that can be made here, and can run a recipe if one is given, sorted."""
     found = []
     for name in decoder_names():
         with contextlib.suppress(BackendError):
-            _make(name, {})
+            get_decoder(name, recipe)
             found.append(name)
     return tuple(found)
 

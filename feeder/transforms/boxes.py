@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feeder.system.arrays import Bools, Float32s, Int64s
-from feeder.transforms.matrices import forward_matrix
+from feeder.transforms.matrices import affine_matrix
 from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp, drawn_moves
 from feeder.transforms.op import IntArray, Op, Params
 from feeder.transforms.target_ops import (
@@ -172,7 +172,7 @@ def _has_center(xyxy: Float32s, window: Crop) -> Bools:
 def _warped(points: Float32s, warp: Warp, canvas: tuple[int, int]) -> Float32s:
     """Returns points after an affine map, float32 [P, 2]; canvas is the image's (height, width) before it."""
     height, width = canvas
-    matrix = np.array(forward_matrix(width, height, **warp.options), np.float32).reshape(2, 3).T
+    matrix = np.array(affine_matrix(width, height, **warp.options, forward=True), np.float32).reshape(2, 3).T
     moved: Float32s = _homogeneous(points) @ matrix
     if warp.expands:
         frame = np.array([[0, 0], [0, height], [width, height], [width, 0]], np.float32)

@@ -208,11 +208,7 @@ class Resize(ResizeOp):
             cover=bool(cover),
         )
 
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        resized = self._resized(sizes)
-        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
-
-    def _resized(self, sizes: IntArray) -> IntArray:
+    def resized(self, uniforms: Uniforms | None, sizes: IntArray) -> IntArray:
         """Returns output sizes with torchvision's rounding; at least one pixel."""
         if self.size is not None and self.cover:
             height, width = self.size
@@ -243,7 +239,7 @@ class Resize(ResizeOp):
         if self.size is not None and self.cover and not extent.fixed:
             return SizeBounds((self.size[0], self.size[-1]))
         if extent.fixed or (self.size is not None and len(self.size) == 2):
-            height, width = self._resized(np.array([extent.minimum], np.int64))[0].tolist()
+            height, width = self.resized(None, np.array([extent.minimum], np.int64))[0].tolist()
             return SizeBounds((height, width), fixed=True)
         if self.size is not None and self.max_size is None:
             return SizeBounds((self.size[0], self.size[0]))

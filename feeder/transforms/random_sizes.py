@@ -11,7 +11,7 @@ import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_interpolation, check_range, check_size
-from feeder.transforms.op import Drawn, IntArray, ResizeOp, SizeBounds, Uniforms
+from feeder.transforms.op import IntArray, ResizeOp, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
 __all__ = ["RandomResize", "RandomShortestSize", "ScaleJitter"]
@@ -43,10 +43,10 @@ class RandomResize(ResizeOp):
         filter_name = check_interpolation(interpolation, antialias)
         self._set(min_size=min_size, max_size=max_size, interpolation=filter_name)
 
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+    def resized(self, uniforms: Uniforms, sizes: IntArray) -> IntArray:
         length = self.min_size + (uniforms(1) * (self.max_size - self.min_size)).astype(np.int64)
-        resized = (length * sizes / sizes.min(axis=1, keepdims=True)).astype(np.int64)
-        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
+        resized: IntArray = (length * sizes / sizes.min(axis=1, keepdims=True)).astype(np.int64)
+        return resized
 
     def extent(self, extent: SizeBounds) -> SizeBounds:
         return SizeBounds((self.min_size, self.min_size))
@@ -89,14 +89,13 @@ class RandomShortestSize(ResizeOp):
             interpolation=check_interpolation(interpolation, antialias),
         )
 
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+    def resized(self, uniforms: Uniforms, sizes: IntArray) -> IntArray:
         """Draws sizes with torchvision's rounding; at least one pixel."""
         lengths = np.array(self.min_size, np.int64)[(uniforms(1)[:, 0] * len(self.min_size)).astype(np.int64)]
         scale = lengths / sizes.min(axis=1)
         if self.max_size is not None:
             scale = np.minimum(scale, self.max_size / sizes.max(axis=1))
-        resized: IntArray = np.maximum((sizes * scale[:, None]).astype(np.int64), 1)
-        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
+        return np.maximum((sizes * scale[:, None]).astype(np.int64), 1)
 
     def extent(self, extent: SizeBounds) -> SizeBounds:
         if self.max_size is not None:
@@ -152,11 +151,10 @@ class ScaleJitter(ResizeOp):
             interpolation=check_interpolation(interpolation, antialias),
         )
 
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+    def resized(self, uniforms: Uniforms, sizes: IntArray) -> IntArray:
         low, high = self.scale_range
         factor = (np.array(self.target_size[::-1]) / sizes).min(axis=1) * (low + uniforms(1)[:, 0] * (high - low))
-        resized = np.maximum((sizes * factor[:, None]).astype(np.int64), 1)
-        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
+        return np.maximum((sizes * factor[:, None]).astype(np.int64), 1)
 
     def extent(self, extent: SizeBounds) -> SizeBounds:
         return SizeBounds()

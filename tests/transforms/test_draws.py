@@ -375,11 +375,11 @@ SIZELESS = [
 
 def test_each_op_with_a_draw_of_its_own_is_drawn_for_two_sizes_or_says_that_it_depends_on_the_size() -> None:
     """A pair of images of different sizes would silently get different draws from one that is neither."""
-    own = [op for op in subclasses(Op) if op.__module__.startswith("feeder.") and "draw" in vars(op)]
+    own = [op for op in subclasses(Op) if op.__module__.startswith("feeder.") and {"draw", "resized"} & {*vars(op)}]
     assert {"RandomCrop", "RandomRotation", "RandomApply", "ProbabilityOp"} <= {op.__name__ for op in own}
     rest = {op.__name__ for op in own if not op.draws_from_size} - {type(op).__name__ for op in SIZELESS}
     # A letterbox draws nothing at random; RandomResize draws one length for all sizes, and the other side follows.
-    assert rest == {"LetterBox", "ProbabilityOp", "RandomResize"}
+    assert rest == {"LetterBox", "ProbabilityOp", "RandomResize", "ResizeOp"}
 
 
 @pytest.mark.parametrize("op", SIZELESS, ids=str)

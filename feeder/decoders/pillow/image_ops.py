@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,9 @@ def _resize(image: Image.Image, op: Any, row: Row) -> Image.Image:
 
 
 def _pad_image(
-    image: Image.Image, padding: tuple[int, int, int, int], fill: tuple[int, int, int], padding_mode: str
+    image: Image.Image, padding: Iterable[int], fill: tuple[int, int, int], padding_mode: str = "constant"
 ) -> Image.Image:
-    left, top, right, bottom = padding
+    left, top, right, bottom = map(int, padding)
     if padding_mode == "constant":
         padded = Image.new("RGB", (image.width + left + right, image.height + top + bottom), fill)
         padded.paste(image, (left, top))
@@ -58,14 +58,12 @@ def _pad_image(
 
 
 def _add_border(image: Image.Image, op: T.LetterBox | T.RandomZoomOut, row: Row) -> Image.Image:
-    left, top, right, bottom = (int(side) for side in row["padding"])
-    return _pad_image(image, (left, top, right, bottom), op.fill, "constant")
+    return _pad_image(image, row["padding"], op.fill)
 
 
 def _random_crop(image: Image.Image, op: T.RandomCrop, row: Row) -> Image.Image:
     if "padding" in row:
-        left, top, right, bottom = (int(side) for side in row["padding"])
-        image = _pad_image(image, (left, top, right, bottom), op.fill, op.padding_mode)
+        image = _pad_image(image, row["padding"], op.fill, op.padding_mode)
     if image.height < op.size[0] or image.width < op.size[1]:
         raise DecodeError(
             f"RandomCrop of {op.size[0]}x{op.size[1]} (height x width) is larger than the image, "
