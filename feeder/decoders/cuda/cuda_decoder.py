@@ -16,7 +16,7 @@ from feeder.decoders.device.finisher import Finisher, Finishers
 from feeder.decoders.device.rows import join_rows
 from feeder.decoders.staged.staged import RowKind, Staged
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
-from feeder.decoders.tensors import to_device
+from feeder.decoders.tensors import numbered, to_device
 from feeder.errors import BackendError, DecodeError
 
 __all__ = ["CudaDecoder"]
@@ -152,9 +152,8 @@ class CudaDecoder(TrainerDecoder):
         channels_last: bool,
     ) -> torch.Tensor:
         """Returns one view of a batch; ``staged`` has the rows of that view alone."""
-        recipe, rest, padding, size = view
-        size = size or recipe.output_size
-        is_last = recipe.is_base_path and padding is None  # then the kernels do all of it
+        recipe = view.recipe
+        is_last = recipe.is_base_path and view.padding is None  # then the kernels do all of it
         dtype, affine = (recipe.output_dtype, recipe.affine) if is_last else ("uint8", None)
         made = []
         if planned is not None:
@@ -165,8 +164,9 @@ class CudaDecoder(TrainerDecoder):
             ]
 
         if is_last:
+            size = view.size or recipe.output_size
             assert size is not None
-            here, pixels = staged.pixels(3 * size[0] * size[1])
+            here, pixels = staged.pixels()
             if len(here):
                 finished = finisher(to_device(pixels, self.device), size, (), channels_last=channels_last)
                 made.append((here, finished))
@@ -174,17 +174,12 @@ class CudaDecoder(TrainerDecoder):
             return join_rows(made, (len(staged), 3, *size), getattr(torch, dtype), self.device, memory_format)
 
         # uint8 [N, length]: [H, W, 3] after the base path.
-        height, width = recipe.base_size or size or (0, 0)
-        length = 3 * height * width if padding is None else 3 * int(staged.rows["size"].prod(axis=1).max())
         flat = [(rows, images.permute(0, 2, 3, 1).flatten(1)) for rows, images in made]
-        here, pixels = staged.pixels(length)
+        here, pixels = staged.pixels()
         if len(here):
             flat.append((here, to_device(pixels, self.device)))
-        images = join_rows(flat, (len(staged), length), torch.uint8, self.device)
-        if padding is not None:
-            return finisher.padded(images, rest, padding, channels_last=channels_last)
-        assert size is not None
-        return finisher(images, size, rest, channels_last=channels_last)
+        images = join_rows(flat, (len(staged), staged.length), torch.uint8, self.device)
+        return finisher.view(images, view, channels_last=channels_last)
 
     def close(self) -> None:
         """Drops all batches."""
@@ -224,12 +219,7 @@ def checked_device(device: str | torch.device) -> torch.device:
             f"backend 'cuda' decodes on a GPU, and batches are wanted on {str(found)!r}: set device='cuda', or use "
             "backend='cpu'"
         )
-    if not torch.cuda.is_available():
-        raise BackendError(
-            f"backend 'cuda': torch {torch.__version__} finds no CUDA device; check `nvidia-smi`, install a torch "
-            "build for CUDA, or use backend='cpu'"
-        )
-    return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
+    return numbered(found, "cuda")
 
 
 def _wait(planned: PlannedImages | None) -> None:
