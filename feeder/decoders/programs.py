@@ -252,8 +252,8 @@ def _is_native(op: T.Op, is_float: bool) -> bool:
         return is_float or op.value is not None
     if is_float:
         return type(op) is T.RandomHorizontalFlip
-    if isinstance(op, Branches):
-        return type(op) in _WRITERS and all(_is_native(each, False) for each in op.inner_ops)
+    if not all(_is_native(each, False) for each in op.inner_ops):
+        return False
     if type(op) is T.GaussianBlur:
         return max(op.kernel_size) <= _MOST_TAPS
     return type(op) in _WRITERS and not getattr(op, "expand", False)

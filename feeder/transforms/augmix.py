@@ -9,7 +9,7 @@ import numpy as np
 from feeder.errors import ArgumentError
 from feeder.system.arrays import Float32s
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
-from feeder.transforms.augment import AUGMENTATIONS, signed, strengths
+from feeder.transforms.augment import AUGMENTATIONS, strengths
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
 __all__ = ["AugMix", "dirichlet", "log_gammas"]
@@ -97,11 +97,10 @@ class AugMix(Op):
             kind = np.where(np.tile(np.arange(depth), width) < np.repeat(depths, depth, axis=1), kind, 0)
         bins = np.floor(level * self.severity).astype(np.int64)
         most = sizes.astype(np.float64) / 3.0
-        strength = strengths(kind, bins, _BINS, most[:, 1:], most[:, :1], 0.3, 30.0, 0.9, 4, most_bits=4)
         shape = (len(sizes), width, depth)
         params = {
             "kind": kind.reshape(shape),
-            "magnitude": signed(kind, strength, sign).reshape(shape),
+            "magnitude": strengths(kind, bins, _BINS, sign, most, most_bits=4).reshape(shape),
             "weights": self._weights(uniforms, uniform.shape[1], len(sizes)),
         }
         return Drawn(params, sizes)

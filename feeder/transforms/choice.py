@@ -29,11 +29,6 @@ Steps = Iterator[tuple[Op, dict[str, Any]]]
 class Branches(Op):
     """An op that contains other ops in branches, and runs one of the branches or none, as drawn for each image."""
 
-    @property
-    @abstractmethod
-    def inner_ops(self) -> tuple[Op, ...]:
-        """All ops of all branches, in order."""
-
     @abstractmethod
     def branches(self, params: Mapping[str, Any]) -> Iterator[tuple[Any, Steps]]:
         """Yields each branch: whether it was drawn, and its ops with their drawn parameters.

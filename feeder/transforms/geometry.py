@@ -31,12 +31,22 @@ __all__ = [
     "RandomResizedCrop",
     "RandomVerticalFlip",
     "Resize",
+    "SizedOp",
     "drawn_sides",
 ]
 
 ATTEMPTS = 10  # at a rectangle that fits into an image
 # In torchvision's order, of what is left of an image beside a crop the shares that are above it and to its left.
 CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
+
+
+class SizedOp(Op):
+    """An op whose output has its ``size``, whatever its input's."""
+
+    size: tuple[int, int]
+
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds(self.size, fixed=True)
 
 
 def drawn_sides(
@@ -61,7 +71,7 @@ def _check_size(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, init=False)
-class RandomResizedCrop(ResizeOp):
+class RandomResizedCrop(SizedOp, ResizeOp):
     """Crops a random area with a random aspect ratio and resizes it.
 
     Args:
@@ -144,9 +154,6 @@ class RandomResizedCrop(ResizeOp):
         crop_height = np.where(ratio < self.ratio[0], narrow, height)
         crop_width = np.where(ratio > self.ratio[1], wide, width)
         return np.maximum(crop_height, 1), np.maximum(crop_width, 1)
-
-    def extent(self, extent: SizeBounds) -> SizeBounds:
-        return SizeBounds(self.size, fixed=True)
 
 
 @dataclass(frozen=True, init=False)
@@ -247,7 +254,7 @@ class Resize(ResizeOp):
 
 
 @dataclass(frozen=True, init=False)
-class CenterCrop(Op):
+class CenterCrop(SizedOp):
     """Crops the middle of the image; a smaller image is first padded with zeros.
 
     Args:
@@ -273,9 +280,6 @@ class CenterCrop(Op):
         cropped = np.broadcast_to(size, sizes.shape)
         params = {"top": start[:, 0], "left": start[:, 1], "height": cropped[:, 0], "width": cropped[:, 1]}
         return Drawn(params, cropped)
-
-    def extent(self, extent: SizeBounds) -> SizeBounds:
-        return SizeBounds(self.size, fixed=True)
 
     def fuses(self, extent: SizeBounds) -> bool:
         return self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]
@@ -338,7 +342,7 @@ class RandomVerticalFlip(ProbabilityOp):
 
 
 @dataclass(frozen=True, init=False)
-class RandomCrop(Op):
+class RandomCrop(SizedOp):
     """Crops at a random place.
 
     An image that is too small even after the padding is that sample's error.
@@ -402,9 +406,6 @@ class RandomCrop(Op):
     @property
     def _pads(self) -> bool:
         return self.padding is not None or self.pad_if_needed
-
-    def extent(self, extent: SizeBounds) -> SizeBounds:
-        return SizeBounds(self.size, fixed=True)
 
     def fuses(self, extent: SizeBounds) -> bool:
         fits = self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]

@@ -119,6 +119,11 @@ class Op:
         """
         return Drawn({}, sizes)
 
+    @property
+    def inner_ops(self) -> tuple[Op, ...]:
+        """The ops that this one contains, in order."""
+        return ()
+
     def at(self, bucket: tuple[int, int] | None, epoch: int) -> Self:
         """Returns the op with variable sizes replaced by those of a batch; see :meth:`VariableSize.at`."""
         sizes = {name: size.at(bucket, epoch) for name, size in vars(self).items() if isinstance(size, VariableSize)}

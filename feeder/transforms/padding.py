@@ -18,6 +18,7 @@ from feeder.transforms.arguments import (
     check_range,
     check_size,
 )
+from feeder.transforms.geometry import SizedOp
 from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_variable
 
@@ -25,7 +26,7 @@ __all__ = ["LetterBox", "Pad", "RandomZoomOut"]
 
 
 @dataclass(frozen=True, init=False)
-class LetterBox(Op):
+class LetterBox(SizedOp):
     """Resizes the image to fit in a size, keeping its aspect ratio, and puts it in the middle of a border.
 
     The place is that of ultralytics' ``LetterBox``, and the resize is antialiased, which OpenCV's is not.
@@ -66,9 +67,6 @@ class LetterBox(Op):
         padding = np.concatenate([before, size - resized - before], axis=1)[:, [1, 0, 3, 2]]
         params = {"resized_height": resized[:, 0], "resized_width": resized[:, 1], "padding": padding}
         return Drawn(params, np.broadcast_to(size, sizes.shape))
-
-    def extent(self, extent: SizeBounds) -> SizeBounds:
-        return SizeBounds(self.size, fixed=True)
 
 
 @dataclass(frozen=True, init=False)

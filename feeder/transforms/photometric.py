@@ -285,7 +285,6 @@ class RandomErasing(Op):
     scale: tuple[float, float]
     ratio: tuple[float, float]
     value: tuple[float, float, float] | None
-    inplace: bool
     on_arrays = True
     draws_from_size = True
 
@@ -311,7 +310,6 @@ class RandomErasing(Op):
             scale=check_range("scale", scale, low=0.0, high=1.0),
             ratio=check_range("ratio", ratio, low=1e-6),
             value=numbers,
-            inplace=bool(inplace),
         )
 
     @property

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from feeder.errors import ArgumentError
 from feeder.transforms.op import Op, SizeBounds
 
-__all__ = ["ClampBoundingBoxes", "ClampKeyPoints", "SanitizeBoundingBoxes", "SanitizeKeyPoints", "TargetOp"]
+__all__ = [
+    "TARGET_OPS",
+    "ClampBoundingBoxes",
+    "ClampKeyPoints",
+    "SanitizeBoundingBoxes",
+    "SanitizeKeyPoints",
+    "TargetOp",
+]
 
 
 class TargetOp(Op):
@@ -71,3 +78,6 @@ class ClampBoundingBoxes(TargetOp):
 @dataclass(frozen=True)
 class ClampKeyPoints(TargetOp):
     """Moves keypoints outside the image to its nearest pixel."""
+
+
+TARGET_OPS: tuple[type[Op], ...] = (ClampBoundingBoxes, ClampKeyPoints, SanitizeBoundingBoxes, SanitizeKeyPoints)

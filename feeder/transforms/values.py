@@ -60,11 +60,10 @@ class Normalize(Op):
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    inplace: bool
     on_arrays = True
 
     def __init__(self, mean: float | Iterable[float], std: float | Iterable[float], inplace: bool = False) -> None:
-        self._set(mean=_channels("mean", mean), std=_channels("std", std), inplace=bool(inplace))
+        self._set(mean=_channels("mean", mean), std=_channels("std", std))
         if 0.0 in self.std:
             raise ArgumentError(f"std must not be 0, got {self.std}")
 

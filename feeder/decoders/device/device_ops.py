@@ -25,6 +25,7 @@ from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
 from feeder.transforms.op import Params, ProbabilityOp, SizeBounds
 from feeder.transforms.photometric import COLOR_STEPS
+from feeder.transforms.target_ops import TARGET_OPS
 
 __all__ = ["DEVICE_OPS", "check_device_ops", "run_on_device"]
 
@@ -75,7 +76,7 @@ def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
         return "its augmentations run on the CPU alone"
     if type(op) not in (*DEVICE_OPS, T.Normalize):
         return "it is no op of feeder.transforms"
-    for each in op.inner_ops if isinstance(op, Branches) else ():
+    for each in op.inner_ops:
         if (problem := _problem(each, extent, is_batched)) is not None:
             return f"of {type(each).__name__} in it: {problem}"
 
@@ -273,12 +274,11 @@ def _nothing(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tensor:
 
 
 DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]] = {
+    **dict.fromkeys(TARGET_OPS, _nothing),
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
     T.CenterCrop: _crop,
     T.CornerCrop: _crop,
-    T.ClampBoundingBoxes: _nothing,
-    T.ClampKeyPoints: _nothing,
     T.ColorJitter: _jitter,
     T.GaussianBlur: _blur,
     T.Grayscale: _if_drawn(lambda some, _: color.grayscale(some)),
@@ -288,14 +288,14 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.RandomAdjustSharpness: _if_drawn(_sharpen),
     T.RandomAffine: _move,
     T.RandomApply: _branch,
-    T.RandomAutocontrast: _if_drawn(lambda some, _: color.autocontrast(some)),
+    T.RandomAutocontrast: _if_drawn(_AUGMENTATIONS["AutoContrast"]),
     T.RandomChoice: _branch,
     T.RandomCrop: _crop,
-    T.RandomEqualize: _if_drawn(lambda some, _: color.equalize(some)),
+    T.RandomEqualize: _if_drawn(_AUGMENTATIONS["Equalize"]),
     T.RandomErasing: _erase,
     T.RandomGrayscale: _if_drawn(lambda some, _: color.grayscale(some)),
     T.RandomHorizontalFlip: _if_drawn(lambda some, _: some.flip(3)),
-    T.RandomInvert: _if_drawn(lambda some, _: color.invert(some)),
+    T.RandomInvert: _if_drawn(_AUGMENTATIONS["Invert"]),
     T.RandomOrder: _branch,
     T.RandomPerspective: _move,
     T.RandomPhotometricDistort: _distort,
@@ -305,8 +305,6 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.RandomSolarize: _if_drawn(lambda some, op: color.solarize(some, np.full(len(some), op.threshold))),
     T.RandomVerticalFlip: _if_drawn(lambda some, _: some.flip(2)),
     T.Resize: _resize,
-    T.SanitizeBoundingBoxes: _nothing,
-    T.SanitizeKeyPoints: _nothing,
     T.ToDtype: _nothing,  # one to uint8; after any other the images are kernel 1's
     T.TrivialAugmentWide: _augment,
 }

@@ -17,6 +17,7 @@ from feeder.system.arrays import AnyArray, Float32s, Float64s
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS, timm_matrix
 from feeder.transforms.choice import Branches
 from feeder.transforms.photometric import COLOR_STEPS
+from feeder.transforms.target_ops import TARGET_OPS
 
 __all__ = ["ARRAY_OPS", "IMAGE_OPS", "Row", "normal"]
 
@@ -34,7 +35,7 @@ _RESAMPLING: dict[str, Any] = {
 }
 
 
-def _window(image: Image.Image, row: Row) -> Image.Image:
+def _window(image: Image.Image, op: T.Op, row: Row) -> Image.Image:
     """Returns the drawn window; Pillow fills the part outside the image with zeros."""
     top, left, height, width = (int(row[name]) for name in ("top", "left", "height", "width"))
     return image.crop((left, top, left + width, top + height))
@@ -69,7 +70,7 @@ def _random_crop(image: Image.Image, op: T.RandomCrop, row: Row) -> Image.Image:
             f"RandomCrop of {op.size[0]}x{op.size[1]} (height x width) is larger than the image, "
             f"{image.height}x{image.width}; resize first, or set pad_if_needed=True"
         )
-    return _window(image, row)
+    return _window(image, op, row)
 
 
 def _rotate(image: Image.Image, op: T.RandomRotation, row: Row) -> Image.Image:
@@ -271,12 +272,11 @@ def _nothing(image: Any, op: T.Op, row: Row) -> Any:
 
 
 IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
+    **dict.fromkeys(TARGET_OPS, _nothing),
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
-    T.CenterCrop: lambda image, _, row: _window(image, row),
-    T.CornerCrop: lambda image, _, row: _window(image, row),
-    T.ClampBoundingBoxes: _nothing,
-    T.ClampKeyPoints: _nothing,
+    T.CenterCrop: _window,
+    T.CornerCrop: _window,
     T.ColorJitter: _color_jitter,
     T.GaussianBlur: _blur,
     T.GaussianNoise: _as_array(_add_noise),
@@ -289,41 +289,36 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
     T.RandomAffine: _move,
     T.RandomApply: _branch,
-    T.RandomAutocontrast: _if_drawn(lambda image, _: ImageOps.autocontrast(image)),
+    T.RandomAutocontrast: _if_drawn(_AUGMENTATIONS["AutoContrast"]),
     T.RandomChoice: _branch,
     T.RandomCrop: _random_crop,
-    T.RandomEqualize: _if_drawn(lambda image, _: ImageOps.equalize(image)),
+    T.RandomEqualize: _if_drawn(_AUGMENTATIONS["Equalize"]),
     T.RandomErasing: _as_array(_erase_array),
     T.RandomGrayscale: _if_drawn(lambda image, _: _grayscale(image)),
     T.RandomHorizontalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
-    T.RandomIoUCrop: lambda image, _, row: _window(image, row),
-    T.RandomInvert: _if_drawn(lambda image, _: ImageOps.invert(image)),
+    T.RandomIoUCrop: _window,
+    T.RandomInvert: _if_drawn(_AUGMENTATIONS["Invert"]),
     T.RandomOrder: _branch,
     T.RandomPerspective: _move,
     T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
     T.RandomResize: _resize,
-    T.RandomResizedCrop: lambda image, op, row: _resize(_window(image, row), op, row),
+    T.RandomResizedCrop: lambda image, op, row: _resize(_window(image, op, row), op, row),
     T.RandomRotation: _rotate,
     T.RandomShortestSize: _resize,
     T.RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
     T.RandomVerticalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)),
     T.RandomZoomOut: _add_border,
     T.Resize: _resize,
-    T.SanitizeBoundingBoxes: _nothing,
-    T.SanitizeKeyPoints: _nothing,
     T.ScaleJitter: _resize,
     T.TimmRandAugment: _timm_augment,
     T.TrivialAugmentWide: _augment,
 }
 
 ARRAY_OPS: dict[type[T.Op], Callable[[Float32s, Any, Row], Float32s]] = {
-    T.ClampBoundingBoxes: _nothing,
-    T.ClampKeyPoints: _nothing,
+    **dict.fromkeys(TARGET_OPS, _nothing),
     T.GaussianNoise: _add_noise,
     T.Lambda: lambda array, op, row: op.call(array, int(row["key"])),
     T.RandomErasing: _erase_array,
     T.RandomHorizontalFlip: lambda array, _, row: array[:, :, ::-1] if row["flip"] else array,
-    T.SanitizeBoundingBoxes: _nothing,
-    T.SanitizeKeyPoints: _nothing,
 }
