@@ -10,6 +10,7 @@ import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_fill, check_probability, check_range, check_warp_interpolation
+from feeder.transforms.matrices import rotation_matrix
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, SizeBounds, Uniforms
 
 __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
@@ -64,15 +65,10 @@ class RandomRotation(Op):
         angle %= 360.0
         if self.center is None and angle in (0.0, 90.0, 180.0, 270.0):
             return (height, width) if angle in (0.0, 180.0) else (width, height)
-        center_x, center_y = self.center or (width / 2, height / 2)
-        radians = -math.radians(angle)
-        cos, sin = round(math.cos(radians), 15), round(math.sin(radians), 15)
-        minus_sin = round(-math.sin(radians), 15)
-        shift_x = cos * -center_x + sin * -center_y + 0.0 + center_x
-        shift_y = minus_sin * -center_x + cos * -center_y + 0.0 + center_y
+        xx, xy, x0, yx, yy, y0 = rotation_matrix(width, height, angle, self.center)
         corners = ((0, 0), (width, 0), (width, height), (0, height))
-        xs = [cos * x + sin * y + shift_x for x, y in corners]
-        ys = [minus_sin * x + cos * y + shift_y for x, y in corners]
+        xs = [xx * x + xy * y + x0 for x, y in corners]
+        ys = [yx * x + yy * y + y0 for x, y in corners]
         return math.ceil(max(ys)) - math.floor(min(ys)), math.ceil(max(xs)) - math.floor(min(xs))
 
     def extent(self, extent: SizeBounds) -> SizeBounds:

@@ -45,6 +45,11 @@ class SizedOp(Op):
 
     size: tuple[int, int]
 
+    def window(self, start: IntArray) -> Drawn:
+        """Returns windows of this size that start at (top, left), int64 [N, 2]."""
+        size = np.broadcast_to(np.array(self.size, np.int64), start.shape)
+        return Drawn({"top": start[:, 0], "left": start[:, 1], "height": size[:, 0], "width": size[:, 1]}, size)
+
     def extent(self, extent: SizeBounds) -> SizeBounds:
         return SizeBounds(self.size, fixed=True)
 
@@ -277,9 +282,7 @@ class CenterCrop(SizedOp):
         size = np.array(self.size, np.int64)
         # torchvision pads by floor((crop - image) / 2) before the image, and otherwise rounds half to even.
         start = np.where(size > sizes, -((size - sizes) // 2), np.rint((sizes - size) / 2.0).astype(np.int64))
-        cropped = np.broadcast_to(size, sizes.shape)
-        params = {"top": start[:, 0], "left": start[:, 1], "height": cropped[:, 0], "width": cropped[:, 1]}
-        return Drawn(params, cropped)
+        return self.window(start)
 
     def fuses(self, extent: SizeBounds) -> bool:
         return self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]
@@ -393,8 +396,7 @@ class RandomCrop(SizedOp):
             pad_before, pad_after = pad_before + missing, pad_after + missing
         slack = sizes + pad_before + pad_after - size
         start = np.floor(uniforms(2) * (np.maximum(slack, 0) + 1)).astype(np.int64)
-        cropped = np.broadcast_to(size, sizes.shape)
-        params = {"top": start[:, 0], "left": start[:, 1], "height": cropped[:, 0], "width": cropped[:, 1]}
+        params, cropped = self.window(start)
         if self._pads:
             params["padding"] = np.stack([pad_before[:, 1], pad_before[:, 0], pad_after[:, 1], pad_after[:, 0]], axis=1)
         return Drawn(params, cropped)
