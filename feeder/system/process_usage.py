@@ -98,11 +98,13 @@ def stat_fields(pid: int) -> list[str] | None:
 
 def _family(root: int | None) -> dict[int, list[str]]:
     """Returns :func:`stat_fields` of a process and of its descendants by process id."""
-    stats = {pid: fields for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (fields := stat_fields(pid))}
     found = [os.getpid() if root is None else root]
-    for parent in found:
-        found += [pid for pid, fields in stats.items() if int(fields[1]) == parent]
-    return {pid: stats[pid] for pid in found if pid in stats}
+    for parent in found:  # by its list of children: a machine may have thousands of other processes
+        with contextlib.suppress(OSError):  # it has ended
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
+                    found += map(int, file.read().split())
+    return {pid: fields for pid in found if (fields := stat_fields(pid))}
 
 
 def _field_bytes(path: str, name: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from feeder.system.text import printable, say
 
-__all__ = ["BarProgress", "LineProgress", "Progress", "terminal_progress"]
+__all__ = ["BarProgress", "LineProgress", "Progress", "ShownProgress", "terminal_progress"]
 
 _LINE_INTERVAL_S = 5.0
 
@@ -41,18 +41,25 @@ class Progress:
             self.end()
 
 
-class BarProgress(Progress):
-    """A bar with images/s, MB/s and the time left.
+class ShownProgress(Progress):
+    """Progress that a stream shows.
 
     Args:
-        stream: A terminal.
+        stream: The stream.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._bytes = 0
+
+    def note(self, line: str) -> None:
+        say(printable(line), file=self._stream)
+
+
+class BarProgress(ShownProgress):
+    """A bar with images/s, MB/s and the time left, on a terminal."""
 
     def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
+        self._bytes = 0
         self._started = time.monotonic()
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{rate_fmt}{postfix}, {remaining} left]"
         self._bar = _make_bar(
@@ -65,22 +72,12 @@ class BarProgress(Progress):
         self._bar.set_postfix_str(f"{self._bytes / 1e6 / seconds:.0f} MB/s", refresh=False)
         self._bar.update(samples)
 
-    def note(self, line: str) -> None:
-        say(printable(line), file=self._stream)
-
     def end(self) -> None:
         self._bar.drop()
 
 
-class LineProgress(Progress):
-    """A line every few seconds.
-
-    Args:
-        stream: A pipe or file.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+class LineProgress(ShownProgress):
+    """A line every few seconds, in a pipe or file."""
 
     def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
         self._total = samples
@@ -102,9 +99,6 @@ class LineProgress(Progress):
                 f"{self._done:,}/{self._total:,} images, {rate:,.0f} images/s, "
                 f"{self._bytes / 1e6 / seconds:,.0f} MB/s, {(self._total - self._done) / rate:,.0f} s left"
             )
-
-    def note(self, line: str) -> None:
-        say(printable(line), file=self._stream)
 
 
 def terminal_progress(quiet: bool) -> Progress:

@@ -122,7 +122,6 @@ def versions() -> dict[str, Any]:
         "feeder": feeder.__version__,
         "native": importlib.util.find_spec("feeder._native") is not None,
         "python": platform.python_version(),
-        "platform": platform.platform(),
         "torch": distribution_version("torch"),
         "torch_cuda": _torch_cuda(),
         "numpy": distribution_version("numpy"),

@@ -89,13 +89,6 @@ class BucketFigures:
             and max(map(abs, self.bias)) <= bounds.bias
         )
 
-    def __str__(self) -> str:
-        bias = ", ".join(f"{b:+.3f}" for b in self.bias)
-        return (
-            f"ratio {self.low:g}-{self.high:g}: {self.images} images, mean {self.mean:.3f}, "
-            f"99.9th percentile {self.percentile_999:g}, max {self.max}, bias (R, G, B) {bias}"
-        )
-
 
 class Differences:
     """Collects differences image by image, in constant memory."""
