@@ -47,11 +47,8 @@ def drawn_matrices(
         width, height: The size of all images, px.
     """
     if isinstance(op, T.RandomAffine):
-        names = ("angle", "shift_x", "shift_y", "scale", "shear_x", "shear_y")
-        return [
-            affine_matrix(width, height, angle=a, shift=(x, y), scale=s, shear=(sx, sy), center=op.center)
-            for a, x, y, s, sx, sy in zip(*(params[name].tolist() for name in names), strict=True)
-        ]
+        rows = ({name: values[row] for name, values in params.items()} for row in range(len(params["angle"])))
+        return [affine_matrix(width, height, **op.affine(row)) for row in rows]
     if isinstance(op, T.RandomRotation):
         return [rotation_matrix(width, height, angle, op.center) for angle in params["angle"].tolist()]
     drawn = zip(params["distort"].tolist(), params["corners"].tolist(), strict=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from feeder.system.process_usage import field_bytes
 from feeder.system.text import count
 
 __all__ = ["Cores", "MemoryLimit", "available_bytes", "cores", "local_world_size", "memory_limit"]
@@ -185,10 +186,8 @@ _V2_CACHE = ("inactive_file", "active_file")
 def available_bytes() -> int:
     """Returns the memory available now: the system's, or what the container's limit leaves if that is less."""
     available = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE  # without the page cache, that /proc counts
-    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) << 10
+    with contextlib.suppress(OSError):
+        available = field_bytes("/proc/meminfo", "MemAvailable") or available
     limit = memory_limit()
     if limit is not None:
         available = min(available, limit.available_bytes)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -142,6 +143,12 @@ class RandomAffine(Op):
             "shear_y": _between(uniform[:, 5], shear[2:]),
         }
         return Drawn(params, sizes)
+
+    def affine(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of :func:`feeder.transforms.matrices.affine_matrix` for one sample's drawn numbers."""
+        names = ("angle", "shift_x", "shift_y", "scale", "shear_x", "shear_y")
+        angle, x, y, scale, shear_x, shear_y = (float(row[name]) for name in names)
+        return {"angle": angle, "shift": (x, y), "scale": scale, "shear": (shear_x, shear_y), "center": self.center}
 
 
 @dataclass(frozen=True, init=False)

@@ -114,10 +114,6 @@ def run_on_device(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tenso
     return DEVICE_OPS[type(op)](images, op, params) if len(images) else images
 
 
-def _all(images: torch.Tensor) -> Int64s:
-    return np.arange(len(images))
-
-
 def _jitter(images: torch.Tensor, op: T.ColorJitter | T.RandomPhotometricDistort, params: Params) -> torch.Tensor:
     order = params["order"]
     for place in range(order.shape[1]):
@@ -152,7 +148,9 @@ def _adjust(images: torch.Tensor, rows: Int64s, name: str, strengths: AnyArray) 
 
 
 def _blur(images: torch.Tensor, op: T.GaussianBlur, params: Params) -> torch.Tensor:
-    change_rows(images, _all(images), lambda some, part: color.blur(some, params["sigma"][part], op.kernel_size))
+    change_rows(
+        images, np.arange(len(images)), lambda some, part: color.blur(some, params["sigma"][part], op.kernel_size)
+    )
     return images
 
 
@@ -199,7 +197,7 @@ def _mix_chains(images: torch.Tensor, op: T.AugMix, params: Params) -> torch.Ten
             mixed += per_image(weights[:, 1 + chain], some) * _augment(some.clone(), op, drawn)
         return mixed.to(torch.uint8)  # cut, not rounded, as torchvision does it
 
-    change_rows(images, _all(images), run)
+    change_rows(images, np.arange(len(images)), run)
     return images
 
 
