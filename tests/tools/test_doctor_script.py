@@ -90,12 +90,9 @@ def test_other_encodings_are_read(tmp_path: Path) -> None:
     assert check_script(str(path)) == []
 
 
-def test_an_absent_script_and_one_that_is_too_large(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_absent_script_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(tmp_path / "none.py")]) == 1
     assert "can't read" in capsys.readouterr().err
-    (tmp_path / "large.py").write_bytes(b"#" * (11 << 20))
-    with pytest.raises(SourceError, match="11 MiB"):
-        check_script(str(tmp_path / "large.py"))
 
 
 def test_recursion_and_odd_code_end(tmp_path: Path) -> None:

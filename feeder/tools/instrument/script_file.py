@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import tokenize
 import warnings
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ from dataclasses import dataclass
 from feeder.errors import SourceError
 
 __all__ = ["ScriptSource", "parse", "read_source"]
-
-_MAX_BYTES = 10 << 20
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,9 @@ def read_source(path: str) -> ScriptSource:
     """Reads a script.
 
     Raises:
-        SourceError: if the file is absent, too large, not text or not Python; the message names the place.
+        SourceError: if the file is absent, not text or not Python; the message names the place.
     """
     try:
-        size = os.path.getsize(path)
-        if size > _MAX_BYTES:
-            raise SourceError(f"expected a training script, found {size >> 20} MiB in {path}")
         with tokenize.open(path) as file:
             return parse(path, file.read())
     except OSError as error:
