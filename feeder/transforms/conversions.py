@@ -13,7 +13,14 @@ def ToImage() -> Compose:
     return Compose([])
 
 
-PILToTensor = ToPureTensor = ToImage
+def PILToTensor() -> Compose:
+    """Returns an empty ``Compose``, which does nothing in any place."""
+    return Compose([])
+
+
+def ToPureTensor() -> Compose:
+    """Returns an empty ``Compose``, which does nothing in any place."""
+    return Compose([])
 
 
 def ToTensor() -> ToDtype:
