@@ -35,24 +35,18 @@ _BYTES = {"dtype": "uint8"}
 _ON_ARRAYS = (T.Lambda, T.GaussianNoise)
 _MOST_TAPS = 63  # of a blur, in the kernels
 _OPS = _native.AugmentOp
-_FILTERS = {
-    "nearest": _native.WarpFilter.NEAREST.value,
-    "nearest-exact": _native.WarpFilter.NEAREST.value,
-    "bilinear": _native.WarpFilter.BILINEAR.value,
-    "bicubic": _native.WarpFilter.BICUBIC.value,
-}
+_FILTERS = {each.name.lower(): each.value for each in _native.WarpFilter}
+_FILTERS["nearest-exact"] = _FILTERS["nearest"]
 _STEPS = np.array([getattr(_OPS, name.upper()).value for name in COLOR_STEPS], np.float64)
 _NAMES = {kind: name.upper() for kind, name in ENHANCEMENTS.items()} | {"SolarizeAdd": "SOLARIZE_ADD"}
 # Of each augmentation that moves no pixels; 0 for the others.
-_KINDS = np.array(
-    [getattr(_OPS, ENHANCEMENTS.get(kind, kind).upper(), _OPS.NOTHING).value for kind in AUGMENTATIONS], np.float64
+_KINDS, _TIMM_KINDS = (
+    np.array([getattr(_OPS, _NAMES.get(kind, kind.upper()), _OPS.NOTHING).value for kind in kinds], np.float64)
+    for kinds in (AUGMENTATIONS, TIMM_AUGMENTATIONS)
 )
 _ENHANCES = np.array([kind in ENHANCEMENTS for kind in AUGMENTATIONS])
 _WARPS = np.array([augmentation_matrix(kind, 0.0, 1, 1) is not None for kind in AUGMENTATIONS])
 _TIMM_WARPS = np.array([kind == "Rotate" or kind[:5] in ("Shear", "Trans") for kind in TIMM_AUGMENTATIONS])
-_TIMM_KINDS = np.array(
-    [getattr(_OPS, _NAMES.get(kind, kind.upper()), _OPS.NOTHING).value for kind in TIMM_AUGMENTATIONS], np.float64
-)
 _POSTERIZE, _SOLARIZE = (AUGMENTATIONS.index(kind) for kind in ("Posterize", "Solarize"))
 
 

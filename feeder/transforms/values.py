@@ -19,7 +19,7 @@ Affine = tuple[Float32s, Float32s]
 _DTYPES = ("uint8", "float16", "bfloat16", "float32")
 
 
-@dataclass(frozen=True, init=False, repr=True)
+@dataclass(frozen=True, init=False)
 class ToDtype(Op):
     """Converts the images to a dtype.
 
@@ -43,7 +43,7 @@ class ToDtype(Op):
         self._set(dtype=name, scale=bool(scale))
 
 
-@dataclass(frozen=True, init=False, repr=True)
+@dataclass(frozen=True, init=False)
 class Normalize(Op):
     """Subtracts ``mean`` and divides by ``std``, per channel.
 

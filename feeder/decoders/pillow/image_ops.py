@@ -24,15 +24,8 @@ __all__ = ["ARRAY_OPS", "IMAGE_OPS", "Row", "normal"]
 # One sample's drawn parameters by name.
 Row = Mapping[str, Any]
 
-_RESAMPLING: dict[str, Any] = {
-    "nearest": Image.Resampling.NEAREST,
-    "nearest-exact": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+_RESAMPLING: dict[str, Any] = {each.name.lower(): each for each in Image.Resampling}
+_RESAMPLING["nearest-exact"] = Image.Resampling.NEAREST
 
 
 def _window(image: Image.Image, op: T.Op, row: Row) -> Image.Image:
