@@ -95,7 +95,8 @@ class RandomShortestSize(ResizeOp):
         scale = lengths / sizes.min(axis=1)
         if self.max_size is not None:
             scale = np.minimum(scale, self.max_size / sizes.max(axis=1))
-        return np.maximum((sizes * scale[:, None]).astype(np.int64), 1)
+        resized: IntArray = np.maximum((sizes * scale[:, None]).astype(np.int64), 1)
+        return resized
 
     def extent(self, extent: SizeBounds) -> SizeBounds:
         if self.max_size is not None:
@@ -154,7 +155,8 @@ class ScaleJitter(ResizeOp):
     def resized(self, uniforms: Uniforms, sizes: IntArray) -> IntArray:
         low, high = self.scale_range
         factor = (np.array(self.target_size[::-1]) / sizes).min(axis=1) * (low + uniforms(1)[:, 0] * (high - low))
-        return np.maximum((sizes * factor[:, None]).astype(np.int64), 1)
+        resized: IntArray = np.maximum((sizes * factor[:, None]).astype(np.int64), 1)
+        return resized
 
     def extent(self, extent: SizeBounds) -> SizeBounds:
         return SizeBounds()

@@ -94,7 +94,9 @@ class Draws:
         """Returns the draws of some of the samples, by index array or slice."""
         chosen = rows if isinstance(rows, slice) else np.asarray(rows, np.int64)
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        arrays = {name: value[chosen] for name, value in values.items() if isinstance(value, np.ndarray)}
+        arrays: dict[str, Any] = {
+            name: value[chosen] for name, value in values.items() if isinstance(value, np.ndarray)
+        }
         ops = tuple({name: values[chosen] for name, values in params.items()} for params in self.ops)
         return replace(self, **arrays, ops=ops)
 

@@ -34,7 +34,7 @@ def test_cutmix_is_that_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     for lam in (0.3, 0.95):
         monkeypatch.setattr(transforms.mixing, "beta", lambda *_, lam=lam: lam)
         # The golden rectangle is about (20, 3) in an image of 24 x 8.
-        monkeypatch.setattr(transforms.mixing, "uniform", lambda *_: np.array([[20.5 / 24, 3.5 / 8]]))
+        monkeypatch.setattr(transforms.mixing, "Uniforms", lambda *_: lambda count: np.array([[20.5 / 24, 3.5 / 8]]))
         mixed, (_, _, weight) = CutMix()(images, torch.arange(3), seed=0, epoch=0, step=0)
         np.testing.assert_array_equal(mixed.numpy(), arrays[f"cutmix_{lam}"])
         assert weight == pytest.approx(float(arrays[f"cutmix_lam_{lam}"]))
