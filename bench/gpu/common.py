@@ -110,7 +110,7 @@ def triton_lacks() -> str | None:
         runs_triton(device, "triton")
         ones = torch.ones(3, device=device)
         image = torch.zeros((1, 3), dtype=torch.uint8, device=device)
-        kernels.normalize(image, (1, 1), scale=ones, bias=ones, dtype=torch.float16, channels_last=True, using="triton")
+        kernels.normalize(image, (1, 1), affine=(ones, ones), dtype=torch.float16, channels_last=True, using="triton")
         torch.cuda.synchronize()
     except Exception as error:  # compilers and drivers raise errors of any class
         return (str(error).strip() or type(error).__name__).splitlines()[0]

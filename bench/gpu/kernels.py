@@ -62,9 +62,11 @@ def parameters() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def normalize(batch: int, repeats: int) -> list[dict[str, Any]]:
+    from feeder.decoders.gpu.normalize_kernel import launch  # which needs Triton
+
     device = torch.device("cuda")
+    affine = parameters()
     pixels = SIZE[0] * SIZE[1]
-    scale, bias = parameters()
     count = max(2, ROTATE_BYTES // (batch * pixels * 3))
     images = [torch.randint(0, 256, (batch, pixels * 3), dtype=torch.uint8, device=device) for _ in range(count)]
     turns = torch.randint(0, 2, (batch,), device=device, dtype=torch.int32)
@@ -73,7 +75,7 @@ def normalize(batch: int, repeats: int) -> list[dict[str, Any]]:
     for dtype, channels_last, layout in itertools.product(
         (torch.float16, torch.bfloat16, torch.float32), (True, False), ("nhwc", "nchw")
     ):
-        options: dict[str, Any] = {"scale": scale, "bias": bias, "dtype": dtype, "channels_last": channels_last}
+        options: dict[str, Any] = {"affine": affine, "dtype": dtype, "channels_last": channels_last}
         options["layout"] = layout
         found = gpu.normalize(images[0], SIZE, turn=turns, using="triton", **options)
         expected = gpu.normalize(images[0], SIZE, turn=turns, using="torch", **options)
@@ -83,8 +85,9 @@ def normalize(batch: int, repeats: int) -> list[dict[str, Any]]:
         # A copy reads half of the bytes and writes the other half.
         plain = [torch.empty(moved // 2, dtype=torch.uint8, device=device) for _ in range(2 * count)]
 
-        def ours(k: int, outputs: list[torch.Tensor] = outputs, options: dict[str, Any] = options) -> torch.Tensor:
-            return gpu.normalize(images[k % count], SIZE, turn=turns, using="triton", out=outputs[k % count], **options)
+        def ours(k: int, outputs: list[torch.Tensor] = outputs, layout: str = layout) -> torch.Tensor:
+            launch(images[k % count], SIZE, outputs[k % count], affine, layout, turns, None, None)
+            return outputs[k % count]
 
         def copy(k: int, plain: list[torch.Tensor] = plain) -> torch.Tensor:
             return plain[2 * (k % count)].copy_(plain[2 * (k % count) + 1])

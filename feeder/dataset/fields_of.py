@@ -11,8 +11,8 @@ from feeder.dataset.drawn_fields import DRAWN_FIELDS
 from feeder.dataset.extras import Extra, Fields, MemberField, NamedField
 from feeder.dataset.reader import check_fields, member_and_key
 from feeder.errors import ArgumentError
+from feeder.fields.derived_fields import kind_of
 from feeder.fields.field import Field
-from feeder.fields.function_field import kind_of
 from feeder.fields.text_fields import Json
 from feeder.shard.format.index_file import NUMBER_FIELDS
 

@@ -15,7 +15,6 @@ from feeder.dataset.reader import ReadSamples
 from feeder.decoders.image_header import image_info
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.arrays import Int32s, Int64s
-from feeder.transforms.choice import Branches
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.targets import Image, check_targets
 from feeder.transforms.views import Views
@@ -121,7 +120,7 @@ class FurtherImage(Extra):
         """The op because of which images with the same draws must have one size; None if they need not."""
         views = self.recipe.views if self.target.draws == "same" else ()
         for op in itertools.chain.from_iterable(recipe.ops for recipe in views):
-            for each in (op, *op.inner_ops) if isinstance(op, Branches) else (op,):
+            for each in (op, *op.inner_ops):
                 if each.draws_from_size:
                     return type(each).__name__
         return None

@@ -20,9 +20,8 @@ from feeder.decoders.targets.mask import MaskArray, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.system.arrays import Float32s, Int32s, Int64s
-from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes
+from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes, move_points
 from feeder.transforms.moves import Moves, drawn_moves, upright
-from feeder.transforms.points import move_points
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask, Target, check_targets
 from feeder.transforms.views import Views

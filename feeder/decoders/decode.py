@@ -89,7 +89,8 @@ def decode(
 
     if seed is None:
         seed = 0 if ids is not None else drawn_seed()
-    return decode_batch(decoder, recipe, images, ids, seed, epoch, _at, _name, out)
+    name = "images[{}]".format
+    return decode_batch(decoder, recipe, images, ids, seed, epoch, lambda error, i: error.at(key=name(i)), name, out)
 
 
 def decode_batch(
@@ -268,11 +269,3 @@ def _array(out: torch.Tensor, shape: tuple[int, ...], recipe: Recipe) -> AnyArra
             f"{out.device}{order}"
         )
     return (out.view(torch.uint16) if dtype is torch.bfloat16 else out).numpy()
-
-
-def _at(error: DecodeError, row: int) -> DecodeError:
-    return error.at(key=_name(row))
-
-
-def _name(row: int) -> str:
-    return f"images[{row}]"

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from feeder.decoders.decoder import MAX_PIXELS
+from feeder.decoders.decoder import MAX_PIXELS, Buffer
 from feeder.decoders.packed import check_packed, is_packed, packed_head
 from feeder.system.text import count
 
@@ -26,6 +26,7 @@ __all__ = [
     "EXIF_HEAD",
     "IMAGE_EXTENSIONS",
     "PILLOW_FORMATS",
+    "PNG_SIGNATURE",
     "ImageInfo",
     "clipped_warning",
     "image_info",
@@ -34,32 +35,41 @@ __all__ = [
     "is_whole",
     "jpeg_has_end",
     "jpeg_orientation",
+    "png_chunks",
     "quiet_pillow",
 ]
 
-# Extension in shards -> its synonyms.
-_EXTENSIONS = {
-    "jpg": ("jpeg", "jpe", "jfif"),
-    "fpk": (),
-    "png": (),
-    "webp": (),
-    "avif": (),
-    "bmp": ("dib",),
-    "gif": (),
-    "tiff": ("tif",),
-    "ppm": ("pgm", "pbm", "pnm"),
-}
-IMAGE_EXTENSIONS: frozenset[str] = frozenset(_EXTENSIONS).union(*_EXTENSIONS.values())
+IMAGE_EXTENSIONS = frozenset(
+    [
+        "jpg",
+        "jpeg",
+        "jpe",
+        "jfif",
+        "fpk",
+        "png",
+        "webp",
+        "avif",
+        "bmp",
+        "dib",
+        "gif",
+        "tiff",
+        "tif",
+        "ppm",
+        "pgm",
+        "pbm",
+        "pnm",
+    ]
+)
 
 # The formats that Pillow may open, wherever it does: some others start programs (EPS), or are rarely tested.
 # (MPO, several JPEGs in a file, opens as JPEG.)
 PILLOW_FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
-_NAMED_FORMATS = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tiff", "PPM": "ppm"}
 _PILLOW = importlib.util.find_spec("PIL")  # not imported here
 if _PILLOW and any(Path(each, "AvifImagePlugin.py").exists() for each in _PILLOW.submodule_search_locations or ()):
     # Since Pillow 11.3; earlier ones fail on an unknown name.
     PILLOW_FORMATS = (*PILLOW_FORMATS, "AVIF")
-    _NAMED_FORMATS |= {"AVIF": "avif"}
+# The extension of each that is not read natively.
+_NAMED_FORMATS = {name: name.lower() for name in PILLOW_FORMATS if name not in ("JPEG", "DIB")}
 _ORIENTATION_TAG = 0x0112
 _STANDALONE_MARKERS = frozenset([0x01, *range(0xD0, 0xD8)])
 _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -76,7 +86,7 @@ _OTHER_FILES = {
 _TIFF_UNITS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 _TIFF_SHORT = 3
 
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 _PNG_ORIENTED_TEXTS = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
 
@@ -131,7 +141,7 @@ def image_info(data: bytes) -> ImageInfo:
         return _jpeg_info(data)
     if is_packed(data):
         return _jpeg_info(packed_head(data).jpeg_header)._replace(extension="fpk")
-    if data[:8] == _PNG_SIGNATURE and data[12:16] == b"IHDR" and len(data) >= 33:
+    if data[:8] == PNG_SIGNATURE and data[12:16] == b"IHDR" and len(data) >= 33:
         oriented = _png_oriented(data)
         if oriented is None:
             width, height = struct.unpack_from(">II", data, 16)
@@ -159,17 +169,22 @@ def jpeg_has_end(data: bytes) -> bool:
     return data[-2:] == b"\xff\xd9" or data.rfind(b"\xff\xd9", _scan_start(data)) > 0
 
 
+def png_chunks(data: Buffer) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the kind of each of a PNG's chunks, and where its data starts and ends, which may be behind the file."""
+    start = len(PNG_SIGNATURE) + 8
+    while start <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, start - 8)
+        yield kind, start, start + length
+        start += length + 12
+
+
 def _png_is_whole(data: bytes) -> bool:
     """Returns whether all chunks up to the end marker are present with the right checksums."""
-    position = 8
-    while position + 12 <= len(data):
-        length = int.from_bytes(data[position : position + 4], "big")
-        end = position + 8 + length
-        if end + 4 > len(data) or zlib.crc32(data[position + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+    for kind, start, end in png_chunks(data):
+        if end + 4 > len(data) or zlib.crc32(data[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
             return False
-        if data[position + 4 : position + 8] == b"IEND":
+        if kind == b"IEND":
             return True
-        position = end + 4
     return False
 
 
@@ -318,19 +333,17 @@ def _orientation_of(image: Image.Image) -> int:
 
 def _png_oriented(data: bytes) -> bool | None:
     """Returns None if no chunk of a PNG can hold an orientation, else whether one is behind the pixels or damaged."""
-    position, oriented, has_pixels = 8, False, False
-    while position + 12 <= len(data):
-        length = int.from_bytes(data[position : position + 4], "big")
-        kind = data[position + 4 : position + 8]
+    oriented: bool | None = None
+    has_pixels = False
+    for kind, start, _ in png_chunks(data):
         if kind == b"IEND":
-            return False if oriented else None
+            break
         has_pixels = has_pixels or kind == b"IDAT"
-        if kind == b"eXIf" or (kind in _PNG_TEXTS and data.startswith(_PNG_ORIENTED_TEXTS, position + 8)):
+        if kind == b"eXIf" or (kind in _PNG_TEXTS and data.startswith(_PNG_ORIENTED_TEXTS, start)):
             if has_pixels:
                 return True
-            oriented = True
-        position += 12 + length
-    return False if oriented else None
+            oriented = False
+    return oriented
 
 
 def _pillow_info(data: bytes, *, whole: bool = False) -> ImageInfo:

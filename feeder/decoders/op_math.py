@@ -24,18 +24,16 @@ def augmentation_matrix(kind: str, magnitude: float, width: int, height: int) ->
         magnitude: As drawn.
         width, height: The image's size, px.
     """
-    options: dict[str, Any] = {}
     if kind == "Rotate":
         return rotation_matrix(width, height, magnitude)
-    if kind == "ShearX":
-        options = {"shear": (math.degrees(math.atan(magnitude)), 0.0), "center": (0.0, 0.0)}
-    elif kind == "ShearY":
-        options = {"shear": (0.0, math.degrees(math.atan(magnitude))), "center": (0.0, 0.0)}
-    elif kind == "TranslateX":
-        options = {"shift": (int(magnitude), 0.0)}
-    elif kind == "TranslateY":
-        options = {"shift": (0.0, int(magnitude))}
-    return affine_matrix(width, height, **options) if options else None
+    degrees, pixels = math.degrees(math.atan(magnitude)), int(magnitude)
+    moves: dict[str, dict[str, Any]] = {
+        "ShearX": {"shear": (degrees, 0.0), "center": (0.0, 0.0)},
+        "ShearY": {"shear": (0.0, degrees), "center": (0.0, 0.0)},
+        "TranslateX": {"shift": (pixels, 0.0)},
+        "TranslateY": {"shift": (0.0, pixels)},
+    }
+    return affine_matrix(width, height, **moves[kind]) if kind in moves else None
 
 
 def drawn_matrices(
@@ -49,11 +47,8 @@ def drawn_matrices(
         width, height: The size of all images, px.
     """
     if isinstance(op, T.RandomAffine):
-        names = ("angle", "shift_x", "shift_y", "scale", "shear_x", "shear_y")
-        return [
-            affine_matrix(width, height, angle=a, shift=(x, y), scale=s, shear=(sx, sy), center=op.center)
-            for a, x, y, s, sx, sy in zip(*(params[name].tolist() for name in names), strict=True)
-        ]
+        rows = ({name: values[row] for name, values in params.items()} for row in range(len(params["angle"])))
+        return [affine_matrix(width, height, **op.affine(row)) for row in rows]
     if isinstance(op, T.RandomRotation):
         return [rotation_matrix(width, height, angle, op.center) for angle in params["angle"].tolist()]
     drawn = zip(params["distort"].tolist(), params["corners"].tolist(), strict=True)

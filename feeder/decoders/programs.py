@@ -35,24 +35,18 @@ _BYTES = {"dtype": "uint8"}
 _ON_ARRAYS = (T.Lambda, T.GaussianNoise)
 _MOST_TAPS = 63  # of a blur, in the kernels
 _OPS = _native.AugmentOp
-_FILTERS = {
-    "nearest": _native.WarpFilter.NEAREST.value,
-    "nearest-exact": _native.WarpFilter.NEAREST.value,
-    "bilinear": _native.WarpFilter.BILINEAR.value,
-    "bicubic": _native.WarpFilter.BICUBIC.value,
-}
+_FILTERS = {each.name.lower(): each.value for each in _native.WarpFilter}
+_FILTERS["nearest-exact"] = _FILTERS["nearest"]
 _STEPS = np.array([getattr(_OPS, name.upper()).value for name in COLOR_STEPS], np.float64)
 _NAMES = {kind: name.upper() for kind, name in ENHANCEMENTS.items()} | {"SolarizeAdd": "SOLARIZE_ADD"}
 # Of each augmentation that moves no pixels; 0 for the others.
-_KINDS = np.array(
-    [getattr(_OPS, ENHANCEMENTS.get(kind, kind).upper(), _OPS.NOTHING).value for kind in AUGMENTATIONS], np.float64
+_KINDS, _TIMM_KINDS = (
+    np.array([getattr(_OPS, _NAMES.get(kind, kind.upper()), _OPS.NOTHING).value for kind in kinds], np.float64)
+    for kinds in (AUGMENTATIONS, TIMM_AUGMENTATIONS)
 )
 _ENHANCES = np.array([kind in ENHANCEMENTS for kind in AUGMENTATIONS])
 _WARPS = np.array([augmentation_matrix(kind, 0.0, 1, 1) is not None for kind in AUGMENTATIONS])
 _TIMM_WARPS = np.array([kind == "Rotate" or kind[:5] in ("Shear", "Trans") for kind in TIMM_AUGMENTATIONS])
-_TIMM_KINDS = np.array(
-    [getattr(_OPS, _NAMES.get(kind, kind.upper()), _OPS.NOTHING).value for kind in TIMM_AUGMENTATIONS], np.float64
-)
 _POSTERIZE, _SOLARIZE = (AUGMENTATIONS.index(kind) for kind in ("Posterize", "Solarize"))
 
 
@@ -252,8 +246,8 @@ def _is_native(op: T.Op, is_float: bool) -> bool:
         return is_float or op.value is not None
     if is_float:
         return type(op) is T.RandomHorizontalFlip
-    if isinstance(op, Branches):
-        return type(op) in _WRITERS and all(_is_native(each, False) for each in op.inner_ops)
+    if not all(_is_native(each, False) for each in op.inner_ops):
+        return False
     if type(op) is T.GaussianBlur:
         return max(op.kernel_size) <= _MOST_TAPS
     return type(op) in _WRITERS and not getattr(op, "expand", False)
@@ -298,17 +292,19 @@ def _block(count: int, steps: int = 1) -> Programs:
     return np.zeros((count, steps, _COLUMNS))
 
 
-def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float: bool) -> Programs:
-    block, erase = _block(len(params["erase"])), params["erase"]
-    kind = _OPS.ERASE_NOISE if op.value is None else _OPS.ERASE_OUTPUT if is_float else _OPS.ERASE
-    block[:, 0, 0] = np.where(erase, kind.value, 0)
-    for column, name in enumerate(("i", "j", "h", "w"), start=1):
-        block[:, 0, column] = params[name]
-    if op.value is None:
-        block[:, 0, 5:7] = _halves(params["key"])
-    else:
-        block[erase, 0, 5:8] = erasing_of(op, params, later, is_float).value
+def _single(kind: Any, *values: Any) -> Programs:
+    """Returns programs of one op: its kind, and then its values, each [N] or a number; not all are numbers."""
+    columns = np.broadcast_arrays(kind, *values)
+    block = _block(len(columns[0]))
+    block[:, 0, : len(columns)] = np.stack(columns, axis=1)
     return block
+
+
+def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float: bool) -> Programs:
+    kind = _OPS.ERASE_NOISE if op.value is None else _OPS.ERASE_OUTPUT if is_float else _OPS.ERASE
+    kinds, place = np.where(params["erase"], kind.value, 0), (params[name] for name in ("i", "j", "h", "w"))
+    values: Any = _halves(params["key"]) if op.value is None else erasing_of(op, params, later, is_float).value
+    return _single(kinds, *place, *values)
 
 
 def _mirror(block: Programs, flip: Bools, width: int) -> None:
@@ -323,12 +319,8 @@ def _if_drawn(kind: _native.AugmentOp, argument: str | None = None) -> Callable[
     """Returns how to write a :class:`feeder.transforms.op.ProbabilityOp`, of which an attribute is the value."""
 
     def write(op: Any, params: Params, size: _Size) -> Programs:
-        changed = params[op.drawn_name]
-        block = _block(len(changed))
-        block[:, 0, 0] = np.where(changed, kind.value, 0)
-        if argument is not None:
-            block[:, 0, 1] = getattr(op, argument)
-        return block
+        value = 0.0 if argument is None else getattr(op, argument)
+        return _single(np.where(params[op.drawn_name], kind.value, 0), value)
 
     return write
 
@@ -350,22 +342,18 @@ def _jitter(op: T.ColorJitter | T.RandomPhotometricDistort, params: Params, size
 
 
 def _distort(op: T.RandomPhotometricDistort, params: Params, size: _Size) -> Programs:
-    block = _block(len(params["order"]))
-    block[:, 0, 0] = np.where((params["permutation"] == [0, 1, 2]).all(axis=1), 0, _OPS.PERMUTE.value)
-    block[:, 0, 1:4] = params["permutation"]
-    return np.concatenate([_jitter(op, params, size), block], axis=1)
+    permutation = params["permutation"]
+    kinds = np.where((permutation == [0, 1, 2]).all(axis=1), 0, _OPS.PERMUTE.value)
+    return np.concatenate([_jitter(op, params, size), _single(kinds, *permutation.T)], axis=1)
 
 
 def _noise(op: T.GaussianNoise, params: Params, size: _Size) -> Programs:
-    block = _block(len(params["key"]))
-    block[:, 0, 0] = _OPS.ADD_NOISE.value
-    block[:, 0, 1:3] = _halves(params["key"])
-    block[:, 0, 3:6] = np.float32(op.mean) * np.float32(255), np.float32(op.sigma) * np.float32(255), op.clip
-    return block
+    mean, sigma = np.float32(op.mean) * np.float32(255), np.float32(op.sigma) * np.float32(255)
+    return _single(_OPS.ADD_NOISE.value, *_halves(params["key"]), mean, sigma, op.clip)
 
 
-def _halves(key: Uint64s) -> Uint64s:
-    return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=1)
+def _halves(key: Uint64s) -> tuple[Uint64s, Uint64s]:
+    return key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)
 
 
 def _augment(
@@ -431,17 +419,11 @@ def _move(op: T.RandomAffine | T.RandomPerspective | T.RandomRotation, params: P
 
 
 def _blur(op: T.GaussianBlur, params: Params, size: _Size) -> Programs:
-    block = _block(len(params["sigma"]))
-    block[:, 0, :3] = _OPS.BLUR.value, *op.kernel_size
-    block[:, 0, 3] = params["sigma"]
-    return block
+    return _single(_OPS.BLUR.value, *op.kernel_size, params["sigma"])
 
 
 def _compress(op: T.JPEG, params: Params, size: _Size) -> Programs:
-    block = _block(len(params["quality"]))
-    block[:, 0, 0] = _OPS.JPEG.value
-    block[:, 0, 1] = params["quality"]
-    return block
+    return _single(_OPS.JPEG.value, params["quality"])
 
 
 def _branch(op: Branches, params: Params, size: _Size) -> Programs:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from feeder.decoders.decoder import MAX_PIXELS, Decoder, check_options
 from feeder.errors import KERNELS_COMMAND, ArgumentError, BackendError
@@ -61,18 +61,12 @@ class Dali:
         check_int("Dali(memory_limit_bytes=...)", self.memory_limit_bytes, 1, or_none=True)
 
 
-class BuiltIn(NamedTuple):
-    target: str
-    remedy: str
-
-
+# By name, the class and the remedy where it can't be imported.
 BUILT_IN = {
-    "cpu": BuiltIn("feeder.decoders.cpu_decoder:CpuDecoder", f"install its kernels: {KERNELS_COMMAND}"),
-    "cuda": BuiltIn("feeder.decoders.cuda.cuda_decoder:CudaDecoder", f"install its kernels: {KERNELS_COMMAND}"),
-    "dali": BuiltIn(
-        "feeder.decoders.dali.dali_decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"
-    ),
-    "pillow": BuiltIn("feeder.decoders.pillow.pillow_decoder:PillowDecoder", "install it: pip install pillow"),
+    "cpu": ("feeder.decoders.cpu_decoder:CpuDecoder", f"install its kernels: {KERNELS_COMMAND}"),
+    "cuda": ("feeder.decoders.cuda.cuda_decoder:CudaDecoder", f"install its kernels: {KERNELS_COMMAND}"),
+    "dali": ("feeder.decoders.dali.dali_decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
+    "pillow": ("feeder.decoders.pillow.pillow_decoder:PillowDecoder", "install it: pip install pillow"),
 }
 
 # "auto" takes the first backend that is installed and can run the recipe. All ranks have the same packages and the
@@ -87,12 +81,12 @@ def decoder_names() -> tuple[str, ...]:
     return tuple(sorted({*BUILT_IN, *(point.name for point in _entry_points())}))
 
 
-def available_decoders() -> tuple[str, ...]:
-    """Returns the names of the backends that can be made here, sorted."""
+def available_decoders(recipe: Recipe | Views | None = None) -> tuple[str, ...]:
+    """Returns the names of the backends that can be made here, and can run a recipe if one is given, sorted."""
     found = []
     for name in decoder_names():
         with contextlib.suppress(BackendError):
-            _make(name, {})
+            get_decoder(name, recipe)
             found.append(name)
     return tuple(found)
 
@@ -178,7 +172,7 @@ def _make(name: str, options: dict[str, Any]) -> Decoder:
     check_name(name)
     if name in BUILT_IN:
         target, remedy = BUILT_IN[name]
-        load: Callable[[], Any] = functools.partial(_load, target)
+        load: Callable[[], Any] = functools.partial(pkgutil.resolve_name, target)
     else:
         point = next(point for point in _entry_points() if point.name == name)
         load, remedy = point.load, f"repair or remove the package {point.dist.name if point.dist else point.value!r}"
@@ -187,11 +181,6 @@ def _make(name: str, options: dict[str, Any]) -> Decoder:
     except (ImportError, AttributeError) as error:
         raise BackendError(f"backend {name!r} is not installed ({error}); {remedy}") from None
     return decoder
-
-
-def _load(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from feeder.errors import BackendError
 from feeder.system.arrays import AnyArray
 
-__all__ = ["as_samples", "as_tensor", "to_device"]
+__all__ = ["as_samples", "as_tensor", "numbered", "to_device"]
 
 
 def as_tensor(array: AnyArray, dtype: str) -> torch.Tensor:
@@ -45,6 +46,24 @@ def as_samples(
     if isinstance(dtype, str):
         return [(as_tensor(image, dtype), *rest) for image, *rest in rows]
     return [(list(map(as_tensor, views, dtype)), *rest) for views, *rest in rows]
+
+
+def numbered(device: torch.device, backend: str) -> torch.device:
+    """Returns a CUDA device with its number.
+
+    Args:
+        device: The device.
+        backend: Name of the backend that it is for.
+
+    Raises:
+        BackendError: if torch finds none.
+    """
+    if not torch.cuda.is_available():
+        raise BackendError(
+            f"backend {backend!r} on a CUDA device: torch {torch.__version__} finds none; check `nvidia-smi`, install "
+            "a torch build for CUDA, or use backend='cpu'"
+        )
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
 def to_device(array: AnyArray, device: torch.device) -> torch.Tensor:

@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feeder.fields.array_field import Array
-    from feeder.fields.drawn_entry import Choice
+    from feeder.fields.derived_fields import Apply, Choice
     from feeder.fields.field import Field
-    from feeder.fields.function_field import Apply
-    from feeder.fields.number_fields import Float, Int
-    from feeder.fields.text_fields import Bytes, Json, Lines, Text
+    from feeder.fields.text_fields import Bytes, Float, Int, Json, Lines, Text
     from feeder.fields.tokens import Tokens
 
 __all__ = ["Apply", "Array", "Bytes", "Choice", "Field", "Float", "Int", "Json", "Lines", "Text", "Tokens"]
 
 _HOMES = {
-    "Apply": "function_field",
+    "Apply": "derived_fields",
     "Array": "array_field",
     "Bytes": "text_fields",
-    "Choice": "drawn_entry",
+    "Choice": "derived_fields",
     "Field": "field",
-    "Float": "number_fields",
-    "Int": "number_fields",
+    "Float": "text_fields",
+    "Int": "text_fields",
     "Json": "text_fields",
     "Lines": "text_fields",
     "Text": "text_fields",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feeder.errors import ArgumentError, FormatError
+from feeder.fields.derived_fields import kind_of
 from feeder.fields.field import Field, shown
-from feeder.fields.function_field import kind_of
 from feeder.fields.text_fields import Text
 from feeder.system.arrays import Int64s
 from feeder.system.files import read_regular

@@ -14,8 +14,7 @@ from feeder.errors import ArgumentError, ServiceError
 from feeder.service.roots import Roots
 from feeder.service.server_status import service_status
 from feeder.system.arguments import check_int
-from feeder.system.quiet_ray import quiet_ray
-from feeder.system.ray_address import cant_join, check_ray_address
+from feeder.system.ray_cluster import cant_join, check_ray_address, quiet_ray
 
 __all__ = ["directory", "start", "status", "stop"]
 

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from feeder.loader.fast.service_directory import peer_uid
-from feeder.system.ray_address import cant_join, check_ray_address
+from feeder.system.ray_cluster import cant_join, check_ray_address
 
 __all__ = ["ALONE_S", "Relays", "find", "main"]
 

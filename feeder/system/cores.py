@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from feeder.system.process_usage import field_bytes
 from feeder.system.text import count
 
-__all__ = ["Cores", "MemoryLimit", "cores", "local_world_size", "memory_limit"]
+__all__ = ["Cores", "MemoryLimit", "available_bytes", "cores", "local_world_size", "memory_limit"]
 
 _NO_LIMIT_BYTES = 1 << 60  # version 1 has a number near 2**63 for "no limit"
 
@@ -178,3 +181,14 @@ def _memory(folder: Path) -> MemoryLimit | None:
 _VERSION_1_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _V1_CACHE = ("total_inactive_file", "total_active_file")
 _V2_CACHE = ("inactive_file", "active_file")
+
+
+def available_bytes() -> int:
+    """Returns the memory available now: the system's, or what the container's limit leaves if that is less."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE  # without the page cache, that /proc counts
+    with contextlib.suppress(OSError):
+        available = field_bytes("/proc/meminfo", "MemAvailable") or available
+    limit = memory_limit()
+    if limit is not None:
+        available = min(available, limit.available_bytes)
+    return available

@@ -12,6 +12,7 @@ __all__ = [
     "cpu_seconds",
     "cpu_seconds_by_process",
     "cpu_seconds_of",
+    "field_bytes",
     "memory",
     "process_tree",
     "pss_bytes",
@@ -69,7 +70,7 @@ def memory(root: int | None = None) -> MemoryUse:
 def pss_bytes(pid: int) -> int:
     """Returns a process's memory, each shared page divided by the processes that share it; 0 if it can't be read."""
     try:
-        return _field_bytes(f"/proc/{pid}/smaps_rollup", "Pss")
+        return field_bytes(f"/proc/{pid}/smaps_rollup", "Pss")
     except OSError:
         return 0
 
@@ -84,7 +85,7 @@ def status_bytes(name: str, pid: int | None = None) -> int:
     Raises:
         OSError: if the process has ended.
     """
-    return _field_bytes(f"/proc/{'self' if pid is None else pid}/status", name)
+    return field_bytes(f"/proc/{'self' if pid is None else pid}/status", name)
 
 
 def stat_fields(pid: int) -> list[str] | None:
@@ -98,13 +99,16 @@ def stat_fields(pid: int) -> list[str] | None:
 
 def _family(root: int | None) -> dict[int, list[str]]:
     """Returns :func:`stat_fields` of a process and of its descendants by process id."""
-    stats = {pid: fields for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (fields := stat_fields(pid))}
     found = [os.getpid() if root is None else root]
-    for parent in found:
-        found += [pid for pid, fields in stats.items() if int(fields[1]) == parent]
-    return {pid: stats[pid] for pid in found if pid in stats}
+    for parent in found:  # by its list of children: a machine may have thousands of other processes
+        with contextlib.suppress(OSError):  # it has ended
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
+                    found += map(int, file.read().split())
+    return {pid: fields for pid in found if (fields := stat_fields(pid))}
 
 
-def _field_bytes(path: str, name: str) -> int:
+def field_bytes(path: str, name: str) -> int:
+    """Returns a size in a file of the kernel's, such as ``/proc/meminfo``; 0 if the field is absent."""
     with open(path) as file:
         return next((int(line.split()[1]) << 10 for line in file if line.startswith(f"{name}:")), 0)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
-from feeder.system.bar import in_notebook, make_bar
 from feeder.system.text import printable, say
 
-__all__ = ["BarProgress", "LineProgress", "Progress", "terminal_progress"]
+__all__ = ["BarProgress", "LineProgress", "Progress", "ShownProgress", "terminal_progress"]
 
 _LINE_INTERVAL_S = 5.0
 
@@ -41,21 +41,28 @@ class Progress:
             self.end()
 
 
-class BarProgress(Progress):
-    """A bar with images/s, MB/s and the time left.
+class ShownProgress(Progress):
+    """Progress that a stream shows.
 
     Args:
-        stream: A terminal.
+        stream: The stream.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._bytes = 0
+
+    def note(self, line: str) -> None:
+        say(printable(line), file=self._stream)
+
+
+class BarProgress(ShownProgress):
+    """A bar with images/s, MB/s and the time left, on a terminal."""
 
     def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
+        self._bytes = 0
         self._started = time.monotonic()
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{rate_fmt}{postfix}, {remaining} left]"
-        self._bar = make_bar(
+        self._bar = _make_bar(
             self._stream, total=samples, initial=done_samples, unit=" img", bar_format=layout, leave=False
         )
 
@@ -65,22 +72,12 @@ class BarProgress(Progress):
         self._bar.set_postfix_str(f"{self._bytes / 1e6 / seconds:.0f} MB/s", refresh=False)
         self._bar.update(samples)
 
-    def note(self, line: str) -> None:
-        say(printable(line), file=self._stream)
-
     def end(self) -> None:
         self._bar.drop()
 
 
-class LineProgress(Progress):
-    """A line every few seconds.
-
-    Args:
-        stream: A pipe or file.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+class LineProgress(ShownProgress):
+    """A line every few seconds, in a pipe or file."""
 
     def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
         self._total = samples
@@ -103,13 +100,66 @@ class LineProgress(Progress):
                 f"{self._bytes / 1e6 / seconds:,.0f} MB/s, {(self._total - self._done) / rate:,.0f} s left"
             )
 
-    def note(self, line: str) -> None:
-        say(printable(line), file=self._stream)
 
-
-def terminal_progress(quiet: bool, stream: TextIO | None = None) -> Progress:
-    """Returns the kind of progress that suits a stream (standard error if None)."""
-    stream = stream or sys.stderr
+def terminal_progress(quiet: bool) -> Progress:
+    """Returns the kind of progress that suits standard error."""
     if quiet:
         return Progress()
-    return BarProgress(stream) if stream.isatty() or in_notebook() else LineProgress(stream)
+    return BarProgress(sys.stderr) if sys.stderr.isatty() or _in_notebook() else LineProgress(sys.stderr)
+
+
+_COLUMNS = 80  # where the width is unknown
+
+
+def _in_notebook() -> bool:
+    """Returns True if standard error is a notebook's, which takes a bar although it is no terminal."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def _make_bar(stream: TextIO, **options: Any) -> Any:
+    """Makes a tqdm bar: a widget in a notebook that has ipywidgets, else one of text, as wide as the terminal.
+
+    Of text, the last column stays free: with a character there, many terminals start a new line at each update.
+    ``drop()`` of the bar ends it without a trace.
+
+    Args:
+        stream: A terminal, or a notebook's stream.
+        options: tqdm's.
+    """
+    from tqdm import tqdm
+
+    class TerminalBar(tqdm):  # type: ignore[misc]
+        @property
+        def format_dict(self) -> Any:
+            return super().format_dict | {"ncols": _columns(stream) - 1}
+
+        def drop(self) -> None:
+            self.leave = False
+            self.close()
+
+    widget = _widget() if _in_notebook() and not stream.isatty() else None
+    return TerminalBar(file=stream, **options) if widget is None else widget(**options)
+
+
+def _widget() -> Any:
+    """Returns the class of bars that are widgets; None without ipywidgets."""
+    from tqdm import notebook
+
+    if notebook.IProgress is None:
+        return None
+
+    class Widget(notebook.tqdm_notebook):  # type: ignore[misc]
+        def drop(self) -> None:
+            self.close()
+            self.container.layout.visibility = "hidden"
+            self.container.close()
+
+    return Widget
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):  # a notebook's stream, or a closed one
+        return _COLUMNS

@@ -18,7 +18,7 @@ from typing import Any
 
 import feeder
 
-__all__ = ["PILLOW_SIMD", "PillowInfo", "pillow_info", "pillow_simd_command", "versions"]
+__all__ = ["PILLOW_SIMD", "PillowInfo", "distribution_version", "pillow_info", "pillow_simd_command", "versions"]
 
 _DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110")
 
@@ -55,7 +55,8 @@ def pillow_simd_command(version: str = PILLOW_SIMD) -> str:
     )
 
 
-def _distribution_version(name: str) -> str | None:
+def distribution_version(name: str) -> str | None:
+    """Returns the version of an installed package; None without it."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -116,17 +117,16 @@ def _torch_cuda() -> str | None:
 def versions() -> dict[str, Any]:
     """Returns versions by name, ready for JSON: None for what is absent, and ``pillow`` in detail."""
     pillow = pillow_info()
-    dali = next(((name, version) for name in _DALI if (version := _distribution_version(name))), None)
+    dali = next(((name, version) for name in _DALI if (version := distribution_version(name))), None)
     return {
         "feeder": feeder.__version__,
         "native": importlib.util.find_spec("feeder._native") is not None,
         "python": platform.python_version(),
-        "platform": platform.platform(),
-        "torch": _distribution_version("torch"),
+        "torch": distribution_version("torch"),
         "torch_cuda": _torch_cuda(),
-        "numpy": _distribution_version("numpy"),
+        "numpy": distribution_version("numpy"),
         "dali": dali[1] if dali else None,
         "dali_package": dali[0] if dali else None,
-        "webdataset": _distribution_version("webdataset"),
+        "webdataset": distribution_version("webdataset"),
         "pillow": asdict(pillow) if pillow else None,
     }

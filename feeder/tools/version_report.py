@@ -13,7 +13,7 @@ import sys
 
 import feeder
 from feeder.system.processor import processor
-from feeder.system.versions import versions
+from feeder.system.versions import distribution_version
 from feeder.tools.doctor import check_machine
 from feeder.tools.terminal import WIDTH, wrap
 
@@ -49,7 +49,7 @@ def report(root: str = "/") -> str:
         ("system", _system()),
         ("CPU", _cpu(root)),
         *((finding.name, finding.found) for finding in check_machine(root=root)),
-        ("numpy", versions()["numpy"] or "absent"),
+        ("numpy", distribution_version("numpy") or "absent"),
         ("extras", _extras()),
     ]
     width = max(len(name) for name, _ in rows) + 2
@@ -88,8 +88,5 @@ def _extras() -> str:
     for line in required:
         name, extra = re.match(r"[A-Za-z0-9._-]+", line), re.search(r"extra == ['\"]([^'\"]+)", line)
         if name is not None and extra is not None and extra[1] != "dev" and not extra[1].startswith("dali"):
-            try:
-                found[name[0]] = importlib.metadata.version(name[0])
-            except importlib.metadata.PackageNotFoundError:
-                continue
-    return ", ".join(f"{name} {found[name]}" for name in sorted(found, key=str.lower)) or "none"
+            found[name[0]] = distribution_version(name[0])
+    return ", ".join(f"{name} {found[name]}" for name in sorted(found, key=str.lower) if found[name]) or "none"

@@ -42,9 +42,8 @@ from feeder.transforms.photometric import (
     RandomGrayscale,
     RandomPhotometricDistort,
 )
+from feeder.transforms.random_sizes import RandomResize, RandomShortestSize, ScaleJitter
 from feeder.transforms.recipe import Compose, Draws, Recipe
-from feeder.transforms.scale_jitter import ScaleJitter
-from feeder.transforms.shortest_size import RandomResize, RandomShortestSize
 from feeder.transforms.sizes import BUCKET, ByEpoch
 from feeder.transforms.target_ops import ClampBoundingBoxes, ClampKeyPoints, SanitizeBoundingBoxes, SanitizeKeyPoints
 from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask

@@ -21,7 +21,6 @@ __all__ = [
     "RandAugment",
     "TimmRandAugment",
     "TrivialAugmentWide",
-    "signed",
     "strengths",
     "timm_matrix",
 ]
@@ -120,8 +119,8 @@ class RandAugment(Op):
         kind = _kinds(uniform[:, : self.num_ops])
         bins = np.full(kind.shape, self.magnitude)
         most = 150.0 / 331.0 * sizes.astype(np.float64)
-        strength = strengths(kind, bins, self.num_magnitude_bins, most[:, 1:], most[:, :1], 0.3, 30.0, 0.9, 4)
-        return Drawn({"kind": kind, "magnitude": signed(kind, strength, uniform[:, self.num_ops :])}, sizes)
+        magnitude = strengths(kind, bins, self.num_magnitude_bins, uniform[:, self.num_ops :], most)
+        return Drawn({"kind": kind, "magnitude": magnitude}, sizes)
 
 
 @dataclass(frozen=True, init=False)
@@ -155,9 +154,10 @@ class TrivialAugmentWide(Op):
         uniform = uniforms(3)
         kind = _kinds(uniform[:, :1])
         bins = np.floor(uniform[:, 2:] * self.num_magnitude_bins).astype(np.int64)
-        most = np.full((len(sizes), 1), 32.0)
-        strength = strengths(kind, bins, self.num_magnitude_bins, most, most, 0.99, 135.0, 0.99, 6)
-        return Drawn({"kind": kind, "magnitude": signed(kind, strength, uniform[:, 1:2])}, sizes)
+        most = np.full((len(sizes), 2), 32.0)
+        wide = {"shear": 0.99, "degrees": 135.0, "factor": 0.99, "bits": 6}
+        magnitude = strengths(kind, bins, self.num_magnitude_bins, uniform[:, 1:2], most, **wide)
+        return Drawn({"kind": kind, "magnitude": magnitude}, sizes)
 
 
 class _Config(NamedTuple):
@@ -201,8 +201,6 @@ class TimmRandAugment(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
-
-    draws_from_size = False
 
     config: str
     interpolation: str
@@ -270,33 +268,29 @@ def _kinds(uniform: FloatArray) -> IntArray:
     return np.floor(uniform * _DRAWN).astype(np.int64)
 
 
-def signed(kind: IntArray, strength: FloatArray, uniform: FloatArray) -> FloatArray:
-    """Returns the strengths, negative for half of the uniform numbers if the kind has two directions."""
-    return np.where(_SIGNED[kind] & (uniform <= 0.5), -strength, strength)
-
-
 def strengths(
     kind: IntArray,
     bins: IntArray,
     count: int,
-    width: FloatArray,
-    height: FloatArray,
-    shear: float,
-    degrees: float,
-    factor: float,
-    bits: int,
+    uniform: FloatArray,
+    shift: FloatArray,
     *,
-    most_bits: int = 8,
+    shear: float = 0.3,
+    degrees: float = 30.0,
+    factor: float = 0.9,
+    bits: float = 4,
+    most_bits: float = 8,
 ) -> FloatArray:
     """Returns the strength of each augmentation, float64 [N, ops]; its meaning depends on the kind.
 
-    The arguments after ``count`` are the largest strengths: shifts in pixels [N, 1], shear, degrees, enhancement
-    factor, and bits removed from ``most_bits``.
+    If a kind has two directions, the strengths are negative for half of the uniform numbers, [N, ops]. The arguments
+    after these are the largest strengths: shifts (down, right) in pixels, [N, 2], shear, degrees, enhancement factor,
+    and bits removed from ``most_bits``.
     """
     most = np.zeros((*kind.shape, len(AUGMENTATIONS)))
     most[..., 1:3] = shear
-    most[..., 3] = width
-    most[..., 4] = height
+    most[..., 3] = shift[:, 1:]
+    most[..., 4] = shift[:, :1]
     most[..., 5] = degrees
     most[..., 6:10] = factor
 
@@ -307,4 +301,5 @@ def strengths(
     posterize = np.rint(np.float32(most_bits) - bins.astype(np.float32) / np.float32((count - 1) / bits))
     solarize = (1.0 - bins / (count - 1)).astype(np.float32)
     strength = np.where(kind == AUGMENTATIONS.index("Posterize"), posterize, strength)
-    return np.where(kind == AUGMENTATIONS.index("Solarize"), solarize, strength)
+    strength = np.where(kind == AUGMENTATIONS.index("Solarize"), solarize, strength)
+    return np.where(_SIGNED[kind] & (uniform <= 0.5), -strength, strength)

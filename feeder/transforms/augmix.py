@@ -10,10 +10,10 @@ from feeder.errors import ArgumentError
 from feeder.system.arguments import check_int, check_positive
 from feeder.system.arrays import Float32s
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
-from feeder.transforms.augment import AUGMENTATIONS, signed, strengths
+from feeder.transforms.augment import AUGMENTATIONS, strengths
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
-__all__ = ["AugMix"]
+__all__ = ["AugMix", "dirichlet", "log_gammas"]
 
 _BINS = 10
 _MOST_DEPTH = 3  # of chains of random depth
@@ -95,34 +95,34 @@ class AugMix(Op):
             kind = np.where(np.tile(np.arange(depth), width) < np.repeat(depths, depth, axis=1), kind, 0)
         bins = np.floor(level * self.severity).astype(np.int64)
         most = sizes.astype(np.float64) / 3.0
-        strength = strengths(kind, bins, _BINS, most[:, 1:], most[:, :1], 0.3, 30.0, 0.9, 4, most_bits=4)
         shape = (len(sizes), width, depth)
         params = {
             "kind": kind.reshape(shape),
-            "magnitude": signed(kind, strength, sign).reshape(shape),
+            "magnitude": strengths(kind, bins, _BINS, sign, most, most_bits=4).reshape(shape),
             "weights": self._weights(uniforms, uniform.shape[1], len(sizes)),
         }
         return Drawn(params, sizes)
 
     def _weights(self, uniforms: Uniforms, first: int, samples: int) -> Float32s:
         """Draws float32 [samples, 1 + mixture_width] from the uniform numbers from ``first`` on."""
-        logs = _log_gammas(uniforms, first, samples, 2 + self.mixture_width, self.alpha)
-        share = _dirichlet(logs[:, :2]).astype(np.float32)
-        chains = _dirichlet(logs[:, 2:]).astype(np.float32)
+        logs = log_gammas(uniforms, first, samples, 2 + self.mixture_width, self.alpha)
+        share = dirichlet(logs[:, :2]).astype(np.float32)
+        chains = dirichlet(logs[:, 2:]).astype(np.float32)
         return np.concatenate([share[:, :1], chains * share[:, 1:]], axis=1)
 
 
-def _dirichlet(logs: FloatArray) -> FloatArray:
+def dirichlet(logs: FloatArray) -> FloatArray:
     """Divides Gamma variates, given by their logarithms, by their sum."""
     parts = np.exp(logs - logs.max(axis=1, keepdims=True))
     shares: FloatArray = parts / parts.sum(axis=1, keepdims=True)
     return shares
 
 
-def _log_gammas(uniforms: Uniforms, first: int, samples: int, variates: int, alpha: float) -> FloatArray:
-    """Draws logarithms of Gamma(alpha) variates, float64 [samples, variates].
+def log_gammas(uniforms: Uniforms, first: int, samples: int, variates: int, alpha: float) -> FloatArray:
+    """Draws logarithms of Gamma(alpha) variates, float64 [samples, variates], as those of a small alpha underflow.
 
-    By Marsaglia and Tsang, "A simple method for generating gamma variables" (2000): candidates until one is accepted.
+    From the uniform numbers from ``first`` on, by Marsaglia and Tsang, "A simple method for generating gamma variables"
+    (2000): candidates until one is accepted.
     """
     shape = alpha + 1.0  # the method needs at least 1; the term after the acceptance removes the 1
     d = shape - 1.0 / 3.0

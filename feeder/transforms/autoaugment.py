@@ -11,7 +11,7 @@ import numpy as np
 
 from feeder.system.arguments import check_one_of
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
-from feeder.transforms.augment import AUGMENTATIONS, signed, strengths
+from feeder.transforms.augment import AUGMENTATIONS, strengths
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
 __all__ = ["AutoAugment", "AutoAugmentPolicy"]
@@ -164,5 +164,5 @@ class AutoAugment(Op):
         # An augmentation left out is number 0, which does nothing.
         kind = np.where(uniform[:, 1:3] < pairs.probability[chosen], pairs.kind[chosen], 0)
         most = 150.0 / 331.0 * sizes.astype(np.float64)
-        strength = strengths(kind, pairs.bins[chosen], _BINS, most[:, 1:], most[:, :1], 0.3, 30.0, 0.9, 4)
-        return Drawn({"kind": kind, "magnitude": signed(kind, strength, uniform[:, 3:])}, sizes)
+        magnitude = strengths(kind, pairs.bins[chosen], _BINS, uniform[:, 3:], most)
+        return Drawn({"kind": kind, "magnitude": magnitude}, sizes)

@@ -1,4 +1,4 @@
-"""Bounding boxes in float32, moved as torchvision v2 does it."""
+"""Bounding boxes and keypoints in float32, moved as torchvision v2 does it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import NamedTuple
 import numpy as np
 
 from feeder.system.arrays import Bools, Float32s, Int64s
-from feeder.transforms.matrices import forward_matrix
+from feeder.transforms.matrices import affine_matrix
 from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp, drawn_moves
 from feeder.transforms.op import IntArray, Op, Params
-from feeder.transforms.target_ops import ClampBoundingBoxes, SanitizeBoundingBoxes, TargetOp
+from feeder.transforms.target_ops import (
+    ClampBoundingBoxes,
+    ClampKeyPoints,
+    SanitizeBoundingBoxes,
+    SanitizeKeyPoints,
+    TargetOp,
+)
 
-__all__ = ["Boxes", "Floats", "SampleBoxes", "move_boxes", "tilted", "to_xyxy", "warped"]
-
-Floats = Float32s
+__all__ = ["Boxes", "SampleBoxes", "move_boxes", "move_points"]
 
 # The four corners, clockwise from the upper left, in the columns of a box.
 _CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
@@ -31,7 +35,7 @@ class Boxes(NamedTuple):
         clamping_mode: "soft", "hard" or None; see :class:`feeder.transforms.BoundingBoxes`.
     """
 
-    values: Floats
+    values: Float32s
     format: str = "xyxy"
     clamping_mode: str | None = "soft"
 
@@ -42,7 +46,7 @@ class SampleBoxes:
 
     boxes: Sequence[Boxes]
 
-    def __call__(self, ops: tuple[Op, ...], drawn: tuple[Params, ...], sizes: IntArray) -> list[Floats]:
+    def __call__(self, ops: tuple[Op, ...], drawn: tuple[Params, ...], sizes: IntArray) -> list[Float32s]:
         """Returns them after a recipe's first ops.
 
         Args:
@@ -56,7 +60,7 @@ class SampleBoxes:
         moved = []
         for row, (boxes, (height, width)) in enumerate(zip(self.boxes, sizes.tolist(), strict=True)):
             now, _ = move_boxes(boxes, drawn_moves(ops, drawn, row, (height, width)))
-            moved.append(to_xyxy(now.values, now.format))
+            moved.append(_to_xyxy(now.values, now.format))
         return moved
 
 
@@ -75,7 +79,7 @@ def move_boxes(boxes: Boxes, moves: Moves) -> tuple[Boxes, Int64s]:
     return boxes, kept
 
 
-def to_xyxy(values: Floats, format: str) -> Floats:
+def _to_xyxy(values: Float32s, format: str) -> Float32s:
     """Returns (left, top, right, bottom) of boxes."""
     if format == "xyxy":
         return values
@@ -85,23 +89,23 @@ def to_xyxy(values: Floats, format: str) -> Floats:
     return np.concatenate([start, start + size], axis=1)
 
 
-def _from_xyxy(values: Floats, format: str) -> Floats:
+def _from_xyxy(values: Float32s, format: str) -> Float32s:
     if format == "xyxy":
         return values
     start, size = values[:, :2], values[:, 2:] - values[:, :2]
     return np.concatenate([(start * 2 + size) / 2 if format == "cxcywh" else start, size], axis=1)
 
 
-def _clamped(values: Floats, format: str, canvas: tuple[int, int], mode: str | None) -> Floats:
+def _clamped(values: Float32s, format: str, canvas: tuple[int, int], mode: str | None) -> Float32s:
     if mode is None:
         return values
     height, width = canvas
     edges = np.array([width, height, width, height], np.float32)
-    return _from_xyxy(np.clip(to_xyxy(values, format), 0, edges), format)
+    return _from_xyxy(np.clip(_to_xyxy(values, format), 0, edges), format)
 
 
 def _valid(boxes: Boxes, canvas: tuple[int, int], op: SanitizeBoundingBoxes) -> Bools:
-    xyxy = to_xyxy(boxes.values, boxes.format)
+    xyxy = _to_xyxy(boxes.values, boxes.format)
     width, height = (xyxy[:, 2:] - xyxy[:, :2]).T
     edges = np.array([canvas[1], canvas[0]] * 2, np.float32)
     inside = ((xyxy >= 0) & (xyxy <= edges)).all(axis=1)
@@ -110,7 +114,7 @@ def _valid(boxes: Boxes, canvas: tuple[int, int], op: SanitizeBoundingBoxes) -> 
     return valid
 
 
-def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Floats:
+def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Float32s:
     values, format, mode = boxes
     if not len(values):
         return values
@@ -119,7 +123,7 @@ def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Floats:
         by = np.array([move.left, move.top] * 2 if format == "xyxy" else [move.left, move.top, 0, 0], np.float32)
         cropped = _clamped(values - by, format, (move.height, move.width), mode)
         if move.keeps_centers:
-            cropped[~_has_center(to_xyxy(values, format), move)] = 0
+            cropped[~_has_center(_to_xyxy(values, format), move)] = 0
         return cropped
 
     if isinstance(move, Scaling):
@@ -136,19 +140,19 @@ def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Floats:
         size = canvas[0] + move.top + move.bottom, canvas[1] + move.left + move.right
         return _clamped(values + by, format, size, mode)
 
-    corners = to_xyxy(values, format)[:, _CORNERS].reshape(-1, 2)
+    corners = _to_xyxy(values, format)[:, _CORNERS].reshape(-1, 2)
     if isinstance(move, Warp):
-        corners, size = warped(corners, move, canvas), (move.height, move.width)
+        corners, size = _warped(corners, move, canvas), (move.height, move.width)
     else:
-        corners, size = tilted(corners, move), canvas
+        corners, size = _tilted(corners, move), canvas
 
     around = corners.reshape(-1, 4, 2)
     xyxy = np.concatenate([around.min(axis=1), around.max(axis=1)], axis=1)
     return _from_xyxy(_clamped(xyxy, "xyxy", size, mode), format)
 
 
-def _mirrored(values: Floats, format: str, axis: int, length: np.float32) -> Floats:
-    mirrored: Floats = values.copy()
+def _mirrored(values: Float32s, format: str, axis: int, length: np.float32) -> Float32s:
+    mirrored: Float32s = values.copy()
     if format == "xyxy":
         mirrored[:, [axis, axis + 2]] = length - values[:, [axis + 2, axis]]
     elif format == "xywh":
@@ -158,25 +162,25 @@ def _mirrored(values: Floats, format: str, axis: int, length: np.float32) -> Flo
     return mirrored
 
 
-def _has_center(xyxy: Floats, window: Crop) -> Bools:
+def _has_center(xyxy: Float32s, window: Crop) -> Bools:
     x, y = (np.float32(0.5) * (xyxy[:, :2] + xyxy[:, 2:])).T
     right, bottom = window.left + window.width, window.top + window.height
     has: Bools = (window.left < x) & (x < right) & (window.top < y) & (y < bottom)
     return has
 
 
-def warped(points: Floats, warp: Warp, canvas: tuple[int, int]) -> Floats:
+def _warped(points: Float32s, warp: Warp, canvas: tuple[int, int]) -> Float32s:
     """Returns points after an affine map, float32 [P, 2]; canvas is the image's (height, width) before it."""
     height, width = canvas
-    matrix = np.array(forward_matrix(width, height, **warp.options), np.float32).reshape(2, 3).T
-    moved: Floats = _homogeneous(points) @ matrix
+    matrix = np.array(affine_matrix(width, height, **warp.options, forward=True), np.float32).reshape(2, 3).T
+    moved: Float32s = _homogeneous(points) @ matrix
     if warp.expands:
         frame = np.array([[0, 0], [0, height], [width, height], [width, 0]], np.float32)
         moved -= (_homogeneous(frame) @ matrix).min(axis=0)
     return moved
 
 
-def tilted(points: Floats, tilt: Tilt) -> Floats:
+def _tilted(points: Float32s, tilt: Tilt) -> Float32s:
     """Returns points after a perspective, float32 [P, 2]."""
     matrix = np.array([*tilt.matrix, 1.0]).reshape(3, 3)
     # The adjugate is the inverse up to a factor, which the division takes out, and exists where the inverse does not.
@@ -186,5 +190,47 @@ def tilted(points: Floats, tilt: Tilt) -> Floats:
         return (moved[:, :2] / moved[:, 2:]).astype(np.float32)
 
 
-def _homogeneous(points: Floats) -> Floats:
+def _homogeneous(points: Float32s) -> Float32s:
     return np.concatenate([points, np.ones((len(points), 1), np.float32)], axis=1)
+
+
+def move_points(points: Float32s, moves: Moves) -> tuple[Float32s, Int64s]:
+    """Moves keypoints.
+
+    Args:
+        points: float32 [K, ..., 2], (x, y) in pixels.
+        moves: The moves.
+
+    Returns:
+        The groups that are left, and their numbers before, int64 [K].
+    """
+    kept = np.arange(len(points))
+    for move, canvas in moves:
+        if isinstance(move, SanitizeKeyPoints):
+            edges = np.array(canvas[::-1], np.float32)
+            inside = ((points >= 0) & (points < edges)).all(axis=tuple(range(1, points.ndim)))
+            points, kept = points[inside], kept[inside]
+        elif isinstance(move, ClampKeyPoints):
+            points = np.clip(points, 0, np.array(canvas[::-1], np.float32) - 1)
+        elif not isinstance(move, TargetOp) and points.size:
+            points = _moved_points(points.reshape(-1, 2), move, canvas).reshape(points.shape)
+    return points, kept
+
+
+def _moved_points(points: Float32s, move: Move, canvas: tuple[int, int]) -> Float32s:
+    if isinstance(move, Crop):
+        return points - np.array([move.left, move.top], np.float32)
+    if isinstance(move, Scaling):
+        if (move.height, move.width) == canvas:
+            return points
+        return points * np.array([move.width / canvas[1], move.height / canvas[0]], np.float32)
+    if isinstance(move, Flip):
+        axis, length = (1, canvas[0]) if move.is_vertical else (0, canvas[1])
+        mirrored: Float32s = points.copy()
+        mirrored[:, axis] = np.float32(length - 1) - points[:, axis]
+        return mirrored
+    if isinstance(move, Swap):
+        return points[:, ::-1]
+    if isinstance(move, Border):
+        return points + np.array([move.left, move.top], np.float32)
+    return _warped(points, move, canvas) if isinstance(move, Warp) else _tilted(points, move)

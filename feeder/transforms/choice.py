@@ -29,11 +29,6 @@ Steps = Iterator[tuple[Op, dict[str, Any]]]
 class Branches(Op):
     """An op that contains other ops in branches, and runs one of the branches or none, as drawn for each image."""
 
-    @property
-    @abstractmethod
-    def inner_ops(self) -> tuple[Op, ...]:
-        """All ops of all branches, in order."""
-
     @abstractmethod
     def branches(self, params: Mapping[str, Any]) -> Iterator[tuple[Any, Steps]]:
         """Yields each branch: whether it was drawn, and its ops with their drawn parameters.
@@ -85,8 +80,6 @@ class RandomApply(Branches):
         ArgumentError: for another op, or if ``p`` is no probability.
     """
 
-    draws_from_size = False
-
     transforms: tuple[Op, ...]
     p: float
 
@@ -116,8 +109,6 @@ class RandomChoice(Branches):
     Raises:
         ArgumentError: for another op, or if ``p`` is not a number of 0 or more for each, with one above 0.
     """
-
-    draws_from_size = False
 
     transforms: tuple[tuple[Op, ...], ...]
     p: tuple[float, ...]
@@ -163,8 +154,6 @@ class RandomOrder(Branches):
     Raises:
         ArgumentError: for another op.
     """
-
-    draws_from_size = False
 
     transforms: tuple[tuple[Op, ...], ...]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.system.arguments import check_number
 from feeder.transforms.arguments import check_fill, check_probability, check_range, check_warp_interpolation
+from feeder.transforms.matrices import rotation_matrix
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, SizeBounds, Uniforms
 
 __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
@@ -30,8 +32,6 @@ class RandomRotation(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
-
-    draws_from_size = False
 
     degrees: tuple[float, float]
     interpolation: str
@@ -67,15 +67,10 @@ class RandomRotation(Op):
         angle %= 360.0
         if self.center is None and angle in (0.0, 90.0, 180.0, 270.0):
             return (height, width) if angle in (0.0, 180.0) else (width, height)
-        center_x, center_y = self.center or (width / 2, height / 2)
-        radians = -math.radians(angle)
-        cos, sin = round(math.cos(radians), 15), round(math.sin(radians), 15)
-        minus_sin = round(-math.sin(radians), 15)
-        shift_x = cos * -center_x + sin * -center_y + 0.0 + center_x
-        shift_y = minus_sin * -center_x + cos * -center_y + 0.0 + center_y
+        xx, xy, x0, yx, yy, y0 = rotation_matrix(width, height, angle, self.center)
         corners = ((0, 0), (width, 0), (width, height), (0, height))
-        xs = [cos * x + sin * y + shift_x for x, y in corners]
-        ys = [minus_sin * x + cos * y + shift_y for x, y in corners]
+        xs = [xx * x + xy * y + x0 for x, y in corners]
+        ys = [yx * x + yy * y + y0 for x, y in corners]
         return math.ceil(max(ys)) - math.floor(min(ys)), math.ceil(max(xs)) - math.floor(min(xs))
 
     def extent(self, extent: SizeBounds) -> SizeBounds:
@@ -149,6 +144,12 @@ class RandomAffine(Op):
             "shear_y": _between(uniform[:, 5], shear[2:]),
         }
         return Drawn(params, sizes)
+
+    def affine(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of :func:`feeder.transforms.matrices.affine_matrix` for one sample's drawn numbers."""
+        names = ("angle", "shift_x", "shift_y", "scale", "shear_x", "shear_y")
+        angle, x, y, scale, shear_x, shear_y = (float(row[name]) for name in names)
+        return {"angle": angle, "shift": (x, y), "scale": scale, "shear": (shear_x, shear_y), "center": self.center}
 
 
 @dataclass(frozen=True, init=False)

@@ -121,7 +121,6 @@ class Lambda(Op):
     on: str
     keeps_shape: bool
     on_arrays = True
-    draws_from_size = False
 
     def __init__(self, lambd: Callable[[Any], Any], *, on: str = "array", keeps_shape: bool = True) -> None:
         if not callable(lambd):

@@ -24,6 +24,7 @@ from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, ProbabilityOp,
 from feeder.transforms.sizes import ByEpoch, VariableSize, by_phase, check_by_epoch, check_variable
 
 __all__ = [
+    "ATTEMPTS",
     "CORNERS",
     "CenterCrop",
     "CornerCrop",
@@ -32,11 +33,44 @@ __all__ = [
     "RandomResizedCrop",
     "RandomVerticalFlip",
     "Resize",
+    "SizedOp",
+    "drawn_sides",
 ]
 
-_ATTEMPTS = 10
+ATTEMPTS = 10  # at a rectangle that fits into an image
 # In torchvision's order, of what is left of an image beside a crop the shares that are above it and to its left.
 CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
+
+
+class SizedOp(Op):
+    """An op whose output has its ``size``, whatever its input's."""
+
+    size: tuple[int, int]
+
+    def window(self, start: IntArray) -> Drawn:
+        """Returns windows of this size that start at (top, left), int64 [N, 2]."""
+        size = np.broadcast_to(np.array(self.size, np.int64), start.shape)
+        return Drawn({"top": start[:, 0], "left": start[:, 1], "height": size[:, 0], "width": size[:, 1]}, size)
+
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds(self.size, fixed=True)
+
+
+def drawn_sides(
+    pixels: IntArray, uniform: FloatArray, scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[IntArray, IntArray]:
+    """Returns the sides of rectangles that are drawn as in torchvision, int64 [...].
+
+    Args:
+        pixels: int64 [...], of the images.
+        uniform: float64 [..., 2].
+        scale: (min, max) of a rectangle's area as a fraction of the image's.
+        ratio: (min, max) of the first side / the second.
+    """
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    area = pixels * (scale[0] + uniform[..., 0] * (scale[1] - scale[0]))
+    aspect = np.exp(low + uniform[..., 1] * (high - low))
+    return np.rint(np.sqrt(area * aspect)).astype(np.int64), np.rint(np.sqrt(area / aspect)).astype(np.int64)
 
 
 def _check_size(size: int | Sequence[int]) -> tuple[int, int]:
@@ -44,7 +78,7 @@ def _check_size(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, init=False)
-class RandomResizedCrop(ResizeOp):
+class RandomResizedCrop(SizedOp, ResizeOp):
     """Crops a random area with a random aspect ratio and resizes it.
 
     Args:
@@ -92,7 +126,7 @@ class RandomResizedCrop(ResizeOp):
         left = np.floor(first[:, 1] * (width - crop_width + 1)).astype(np.int64)
         if not fits.all():
             rows = np.flatnonzero(~fits)
-            window = self._retry(height[rows], width[rows], uniforms(2 + 2 * _ATTEMPTS, rows))
+            window = self._retry(height[rows], width[rows], uniforms(2 + 2 * ATTEMPTS, rows))
             top[rows], left[rows], crop_height[rows], crop_width[rows] = window
         resized = np.broadcast_to(np.array(self.size, np.int64), sizes.shape)
         params = {"top": top, "left": left, "height": crop_height, "width": crop_width}
@@ -102,11 +136,7 @@ class RandomResizedCrop(ResizeOp):
         return Drawn(params, resized)
 
     def _attempt(self, height: IntArray, width: IntArray, uniform: FloatArray) -> tuple[IntArray, IntArray, Bools]:
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        area = height * width * (self.scale[0] + uniform[..., 0] * (self.scale[1] - self.scale[0]))
-        aspect = np.exp(low + uniform[..., 1] * (high - low))
-        crop_width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
-        crop_height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
+        crop_width, crop_height = drawn_sides(height * width, uniform, self.scale, self.ratio)
         fits = (crop_width > 0) & (crop_width <= width) & (crop_height > 0) & (crop_height <= height)
         return crop_height, crop_width, fits
 
@@ -135,9 +165,6 @@ class RandomResizedCrop(ResizeOp):
         crop_width = np.where(ratio > self.ratio[1], wide, width)
         return np.maximum(crop_height, 1), np.maximum(crop_width, 1)
 
-    def extent(self, extent: SizeBounds) -> SizeBounds:
-        return SizeBounds(self.size, fixed=True)
-
 
 @dataclass(frozen=True, init=False)
 class Resize(ResizeOp):
@@ -155,8 +182,6 @@ class Resize(ResizeOp):
     Raises:
         ArgumentError: for an argument outside its range.
     """
-
-    draws_from_size = False
 
     size: tuple[int, ...] | None
     interpolation: str
@@ -200,11 +225,7 @@ class Resize(ResizeOp):
             cover=bool(cover),
         )
 
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        resized = self._resized(sizes)
-        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
-
-    def _resized(self, sizes: IntArray) -> IntArray:
+    def resized(self, uniforms: Uniforms | None, sizes: IntArray) -> IntArray:
         """Returns output sizes with torchvision's rounding; at least one pixel."""
         if self.size is not None and self.cover:
             height, width = self.size
@@ -235,7 +256,7 @@ class Resize(ResizeOp):
         if self.size is not None and self.cover and not extent.fixed:
             return SizeBounds((self.size[0], self.size[-1]))
         if extent.fixed or (self.size is not None and len(self.size) == 2):
-            height, width = self._resized(np.array([extent.minimum], np.int64))[0].tolist()
+            height, width = self.resized(None, np.array([extent.minimum], np.int64))[0].tolist()
             return SizeBounds((height, width), fixed=True)
         if self.size is not None and self.max_size is None:
             return SizeBounds((self.size[0], self.size[0]))
@@ -243,7 +264,7 @@ class Resize(ResizeOp):
 
 
 @dataclass(frozen=True, init=False)
-class CenterCrop(Op):
+class CenterCrop(SizedOp):
     """Crops the middle of the image; a smaller image is first padded with zeros.
 
     Args:
@@ -253,7 +274,6 @@ class CenterCrop(Op):
         ArgumentError: if ``size`` is no size.
     """
 
-    draws_from_size = False
     crops = True
     border = (0, 0, 0)
 
@@ -267,12 +287,7 @@ class CenterCrop(Op):
         size = np.array(self.size, np.int64)
         # torchvision pads by floor((crop - image) / 2) before the image, and otherwise rounds half to even.
         start = np.where(size > sizes, -((size - sizes) // 2), np.rint((sizes - size) / 2.0).astype(np.int64))
-        cropped = np.broadcast_to(size, sizes.shape)
-        params = {"top": start[:, 0], "left": start[:, 1], "height": cropped[:, 0], "width": cropped[:, 1]}
-        return Drawn(params, cropped)
-
-    def extent(self, extent: SizeBounds) -> SizeBounds:
-        return SizeBounds(self.size, fixed=True)
+        return self.window(start)
 
     def fuses(self, extent: SizeBounds) -> bool:
         return self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]
@@ -289,8 +304,6 @@ class CornerCrop(CenterCrop):
     Raises:
         ArgumentError: if ``size`` is no size, or for another corner.
     """
-
-    draws_from_size = False
 
     corner: str
 
@@ -336,7 +349,7 @@ class RandomVerticalFlip(ProbabilityOp):
 
 
 @dataclass(frozen=True, init=False)
-class RandomCrop(Op):
+class RandomCrop(SizedOp):
     """Crops at a random place.
 
     An image that is too small even after the padding is that sample's error.
@@ -387,8 +400,7 @@ class RandomCrop(Op):
             pad_before, pad_after = pad_before + missing, pad_after + missing
         slack = sizes + pad_before + pad_after - size
         start = np.floor(uniforms(2) * (np.maximum(slack, 0) + 1)).astype(np.int64)
-        cropped = np.broadcast_to(size, sizes.shape)
-        params = {"top": start[:, 0], "left": start[:, 1], "height": cropped[:, 0], "width": cropped[:, 1]}
+        params, cropped = self.window(start)
         if self._pads:
             params["padding"] = np.stack([pad_before[:, 1], pad_before[:, 0], pad_after[:, 1], pad_after[:, 0]], axis=1)
         return Drawn(params, cropped)
@@ -400,9 +412,6 @@ class RandomCrop(Op):
     @property
     def _pads(self) -> bool:
         return self.padding is not None or self.pad_if_needed
-
-    def extent(self, extent: SizeBounds) -> SizeBounds:
-        return SizeBounds(self.size, fixed=True)
 
     def fuses(self, extent: SizeBounds) -> bool:
         fits = self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]

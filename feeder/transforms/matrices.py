@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["Matrix", "affine_matrix", "forward_matrix", "perspective_matrix", "rotation_matrix"]
+__all__ = ["Matrix", "affine_matrix", "perspective_matrix", "rotation_matrix"]
 
 # (xx, xy, x0, yx, yy, y0): the pixel (x, y) of the output comes from (xx x + xy y + x0, yx x + yy y + y0) of the input.
 # Pixels are squares of side 1: the middle of the upper left one is (0.5, 0.5).
@@ -23,6 +23,7 @@ def affine_matrix(
     scale: float = 1.0,
     shear: tuple[float, float] = (0.0, 0.0),
     center: tuple[float, float] | None = None,
+    forward: bool = False,
 ) -> Matrix:
     """Returns torchvision's C * (R(angle) * scale * SHy * SHx)^-1 * C^-1 * T^-1.
 
@@ -34,35 +35,22 @@ def affine_matrix(
         scale: Positive.
         shear: (x, y) in degrees.
         center: (x, y) in pixels; None for the middle.
+        forward: True for the inverse, T * C * R(angle) * scale * SHy * SHx * C^-1: a point (x, y) of the input goes to
+            (xx x + xy y + x0, yx x + yy y + y0) of the output.
     """
     center_x, center_y = center or (width * 0.5, height * 0.5)
-    a, b, c, d = _turn_and_shear(angle, shear)
-    xx, xy, yx, yy = d / scale, -b / scale, -c / scale, a / scale
     moved_x, moved_y = center_x + shift[0], center_y + shift[1]
+    turn, shear_x, shear_y = math.radians(angle), math.radians(shear[0]), math.radians(shear[1])
+    a = math.cos(turn - shear_y) / math.cos(shear_y)
+    b = -(a * math.tan(shear_x) + math.sin(turn))
+    c = math.sin(turn - shear_y) / math.cos(shear_y)
+    d = math.cos(turn) - c * math.tan(shear_x)
+
+    if forward:
+        xx, xy, yx, yy = a * scale, b * scale, c * scale, d * scale
+        return xx, xy, moved_x - xx * center_x - xy * center_y, yx, yy, moved_y - yx * center_x - yy * center_y
+    xx, xy, yx, yy = d / scale, -b / scale, -c / scale, a / scale
     return xx, xy, center_x - xx * moved_x - xy * moved_y, yx, yy, center_y - yx * moved_x - yy * moved_y
-
-
-def forward_matrix(
-    width: int,
-    height: int,
-    *,
-    angle: float = 0.0,
-    shift: tuple[float, float] = (0.0, 0.0),
-    scale: float = 1.0,
-    shear: tuple[float, float] = (0.0, 0.0),
-    center: tuple[float, float] | None = None,
-) -> Matrix:
-    """Returns torchvision's T * C * R(angle) * scale * SHy * SHx * C^-1, the inverse of :func:`affine_matrix`.
-
-    The arguments are those of :func:`affine_matrix`. A point (x, y) of the input goes to (xx x + xy y + x0,
-    yx x + yy y + y0) of the output.
-    """
-    center_x, center_y = center or (width * 0.5, height * 0.5)
-    a, b, c, d = _turn_and_shear(angle, shear)
-    xx, xy, yx, yy = a * scale, b * scale, c * scale, d * scale
-    x0 = center_x + shift[0] - xx * center_x - xy * center_y
-    y0 = center_y + shift[1] - yx * center_x - yy * center_y
-    return xx, xy, x0, yx, yy, y0
 
 
 def rotation_matrix(width: int, height: int, degrees: float, center: tuple[float, float] | None = None) -> Matrix:
@@ -125,12 +113,3 @@ def perspective_matrix(
     )
     xx, xy, x, yx, yy, y, zx, zy = (float(np.float32(number / divisor)) for number in inverse)
     return xx, xy, x, yx, yy, y, zx, zy
-
-
-def _turn_and_shear(angle: float, shear: tuple[float, float]) -> tuple[float, float, float, float]:
-    """Returns R(angle) * SHy * SHx by rows; angles in degrees."""
-    turn, shear_x, shear_y = math.radians(angle), math.radians(shear[0]), math.radians(shear[1])
-    a = math.cos(turn - shear_y) / math.cos(shear_y)
-    b = -(a * math.tan(shear_x) + math.sin(turn))
-    c = math.sin(turn - shear_y) / math.cos(shear_y)
-    return a, b, c, math.cos(turn) - c * math.tan(shear_x)

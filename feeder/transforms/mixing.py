@@ -14,11 +14,15 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.order.random import Stream, uniform
 from feeder.system.arguments import check_int, check_positive
+from feeder.transforms.augmix import dirichlet, log_gammas
+from feeder.transforms.op import Uniforms
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["BatchOp", "CutMix", "MixUp", "MixedLabels", "Mixing", "check_mix", "pick"]
+
+_PLACE = 2  # uniform numbers for the place of a rectangle
 
 # (labels, partners' labels, weight of the first): loss = lam * f(x, a) + (1 - lam) * f(x, b).
 MixedLabels = tuple["Tensor", "Tensor", float]
@@ -157,7 +161,7 @@ class MixUp(BatchOp):
 
     def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
         """See :meth:`BatchOp.draw`."""
-        lam = beta(self.alpha, seed, epoch, step, Stream.MIXUP)
+        lam = beta(self.alpha, Uniforms(seed, epoch, np.array([step]), Stream.MIXUP))
         return Mixing(lam, None, lam)
 
 
@@ -166,8 +170,9 @@ class CutMix(BatchOp):
 
     def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
         """See :meth:`BatchOp.draw`."""
-        lam = beta(self.alpha, seed, epoch, step, Stream.CUTMIX)
-        u_x, u_y = uniform(seed, epoch, [step], Stream.CUTMIX, 2)[0].tolist()
+        uniforms = Uniforms(seed, epoch, np.array([step]), Stream.CUTMIX)
+        lam = beta(self.alpha, uniforms)
+        u_x, u_y = uniforms(_PLACE)[0].tolist()
         left, top, right, bottom = _box(lam, int(u_x * width_px), int(u_y * height_px), width_px, height_px)
         share = (right - left) * (bottom - top) / (width_px * height_px)
         return Mixing(0.0, (top, left, bottom, right), 1.0 - share)
@@ -206,26 +211,6 @@ def _box(lam: float, center_x: int, center_y: int, width: int, height: int) -> t
     )
 
 
-def beta(alpha: float, seed: int, epoch: int, step: int, stream: int) -> float:
-    """Draws a Beta(alpha, alpha) variate from two Gamma variates, in logarithms, since a small alpha underflows.
-
-    By Marsaglia and Tsang, "A simple method for generating gamma variables" (2000).
-    """
-
-    shape = alpha + 1.0  # the method needs at least 1; the function's last term removes the 1
-    d = shape - 1.0 / 3.0
-
-    def log_gamma_variate(first: int) -> float:
-        start = first
-        while True:
-            u = uniform(seed, epoch, [step], stream, start + 4)[0, start:].tolist()
-            normal = math.sqrt(-2.0 * math.log(1.0 - u[0])) * math.cos(2.0 * math.pi * u[1])
-            v = (1.0 + normal / math.sqrt(9.0 * d)) ** 3
-            if v > 0.0 and math.log(1.0 - u[2]) < 0.5 * normal * normal + d - d * v + d * math.log(v):
-                return math.log(d * v) + math.log(1.0 - u[3]) / alpha
-            start += 8
-
-    # Numbers 0 and 1 of a step belong to the rectangle; the two variates take turns with four numbers each.
-    first, second = log_gamma_variate(2), log_gamma_variate(6)
-    difference = second - first
-    return 0.0 if difference > 700.0 else 1.0 / (1.0 + math.exp(difference))
+def beta(alpha: float, uniforms: Uniforms) -> float:
+    """Draws a Beta(alpha, alpha) variate for a step from its uniform numbers, behind those of the rectangle's place."""
+    return float(dirichlet(log_gammas(uniforms, _PLACE, 1, 2, alpha))[0, 0])

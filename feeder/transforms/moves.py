@@ -146,7 +146,7 @@ def _moves(op: Op, sample: Mapping[str, Any], canvas: Canvas) -> Iterator[Move |
     elif isinstance(op, RandomRotation):
         yield _rotation(op, float(sample["angle"]), canvas)
     elif isinstance(op, RandomAffine):
-        yield _affine(op, sample, canvas)
+        yield Warp(op.affine(sample), *canvas)
     elif isinstance(op, RandomPerspective):
         matrix = perspective_matrix(canvas[1], canvas[0], sample["corners"].tolist()) if sample["distort"] else None
         if matrix is not None:
@@ -184,17 +184,6 @@ def _rotation(op: RandomRotation, angle: float, canvas: Canvas) -> Warp:
     is_quarter = rest == 0.0 and op.center is None and (turns % 2 == 0 or op.expand or canvas[0] == canvas[1])
     options = {"angle": -angle, "center": op.center}
     return Warp(options, height, width, op.expand, int(turns) % 4 if is_quarter else -1)
-
-
-def _affine(op: RandomAffine, sample: Mapping[str, Any], canvas: Canvas) -> Warp:
-    options = {
-        "angle": float(sample["angle"]),
-        "shift": (float(sample["shift_x"]), float(sample["shift_y"])),
-        "scale": float(sample["scale"]),
-        "shear": (float(sample["shear_x"]), float(sample["shear_y"])),
-        "center": op.center,
-    }
-    return Warp(options, *canvas)
 
 
 def _after(move: Move | TargetOp, canvas: Canvas) -> Canvas:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
@@ -48,33 +48,33 @@ class Drawn(NamedTuple):
     sizes: IntArray
 
 
+@dataclass
 class Uniforms:
     """The uniform numbers of one op for N samples: a pure function of (seed, epoch, sample id, stream)."""
 
-    def __init__(self, seed: int, epoch: int, sample_ids: IntArray, stream: int) -> None:
-        self._seed = seed
-        self._epoch = epoch
-        self._sample_ids = sample_ids
-        self._stream = stream
+    seed: int
+    epoch: int
+    sample_ids: IntArray
+    stream: int
 
     def __call__(self, count: int, rows: IntArray | None = None) -> FloatArray:
         """Returns the first ``count`` numbers of every sample, or of those in ``rows``: float64 [N, count] in [0, 1).
 
         A longer draw starts with the numbers of a shorter one.
         """
-        sample_ids = self._sample_ids if rows is None else self._sample_ids[rows]
-        return uniform(self._seed, self._epoch, sample_ids, self._stream, count)
+        sample_ids = self.sample_ids if rows is None else self.sample_ids[rows]
+        return uniform(self.seed, self.epoch, sample_ids, self.stream, count)
 
     def inner(self, number: int) -> Uniforms:
         """Returns the numbers of an op inside this one; recipes have fewer than 1,024 ops."""
-        return Uniforms(self._seed, self._epoch, self._sample_ids, self._stream + 1024 * (number + 1))
+        return replace(self, stream=self.stream + 1024 * (number + 1))
 
     def keys(self) -> Uint64s:
         """Returns a 64-bit seed per sample, for ops that need a number per pixel: uint64 [N].
 
         The seeds share their words with the first two uniform numbers, so an op uses either keys or later numbers.
         """
-        words = philox(self._seed, self._epoch, self._sample_ids, self._stream, 1).astype(np.uint64)
+        words = philox(self.seed, self.epoch, self.sample_ids, self.stream, 1).astype(np.uint64)
         keys: Uint64s = words[:, 0] << np.uint64(32) | words[:, 1]
         return keys
 
@@ -86,7 +86,7 @@ class Op:
         on_images: True if the op may stand before ``ToDtype`` and ``Normalize``, where images are uint8.
         on_arrays: True if the op may stand after them, where images are floats.
         draws_from_size: True if the random parameters depend on the image's size: torchvision v2 refuses such an op for
-            images of different sizes in one call. An op with a draw of its own says it.
+            images of different sizes in one call.
         crops: True if the op may leave out rows of its input.
         resizes: True if the op changes the image's scale; only one such op fits in a source box.
         border: Color of an op that only crops, and pads with this color; None for others.
@@ -119,6 +119,11 @@ class Op:
         """
         return Drawn({}, sizes)
 
+    @property
+    def inner_ops(self) -> tuple[Op, ...]:
+        """The ops that this one contains, in order."""
+        return ()
+
     def at(self, bucket: tuple[int, int] | None, epoch: int) -> Self:
         """Returns the op with variable sizes replaced by those of a batch; see :meth:`VariableSize.at`."""
         sizes = {name: size.at(bucket, epoch) for name, size in vars(self).items() if isinstance(size, VariableSize)}
@@ -147,6 +152,14 @@ class ResizeOp(Op):
     resizes = True
     interpolation: str
 
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        resized = self.resized(uniforms, sizes)
+        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
+
+    def resized(self, uniforms: Uniforms, sizes: IntArray) -> IntArray:
+        """Returns the output's sizes, int64 [N, 2] (height, width), of an op that does not crop."""
+        raise NotImplementedError
+
     def fuses(self, extent: SizeBounds) -> bool:
         return self.interpolation in (*BASE_FILTERS, "random")
 
@@ -158,8 +171,6 @@ class ProbabilityOp(Op):
     Class attributes:
         drawn_name: Name of the drawn parameter: bool [N], True where the image is changed.
     """
-
-    draws_from_size = False
 
     p: float
     drawn_name: ClassVar[str] = "change"

@@ -18,6 +18,7 @@ from feeder.transforms.arguments import (
     check_range,
     check_size,
 )
+from feeder.transforms.geometry import SizedOp
 from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_variable
 
@@ -25,7 +26,7 @@ __all__ = ["LetterBox", "Pad", "RandomZoomOut"]
 
 
 @dataclass(frozen=True, init=False)
-class LetterBox(Op):
+class LetterBox(SizedOp):
     """Resizes the image to fit in a size, keeping its aspect ratio, and puts it in the middle of a border.
 
     The place is that of ultralytics' ``LetterBox``, and the resize is antialiased, which OpenCV's is not.
@@ -39,7 +40,6 @@ class LetterBox(Op):
         ArgumentError: for an argument outside its range.
     """
 
-    draws_from_size = False
     resizes = True
 
     size: tuple[int, int]
@@ -68,9 +68,6 @@ class LetterBox(Op):
         params = {"resized_height": resized[:, 0], "resized_width": resized[:, 1], "padding": padding}
         return Drawn(params, np.broadcast_to(size, sizes.shape))
 
-    def extent(self, extent: SizeBounds) -> SizeBounds:
-        return SizeBounds(self.size, fixed=True)
-
 
 @dataclass(frozen=True, init=False)
 class Pad(Op):
@@ -84,8 +81,6 @@ class Pad(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
-
-    draws_from_size = False
 
     padding: tuple[int, int, int, int]
     fill: tuple[int, int, int]

@@ -11,6 +11,7 @@ import numpy as np
 from feeder.errors import ArgumentError
 from feeder.system.arguments import check_one_of
 from feeder.transforms.arguments import check_probability, check_range, check_size
+from feeder.transforms.geometry import ATTEMPTS, drawn_sides
 from feeder.transforms.op import Drawn, IntArray, Op, Params, ProbabilityOp, Uniforms
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
 # The steps of ColorJitter, by their numbers in the drawn order.
 COLOR_STEPS = ("brightness", "contrast", "saturation", "hue")
 
-_ATTEMPTS = 10
 _MOST_NOISE = 10.0  # times white, which int16 holds with all that is drawn
 
 
@@ -46,8 +46,6 @@ class ColorJitter(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
-
-    draws_from_size = False
 
     brightness: tuple[float, float] | None
     contrast: tuple[float, float] | None
@@ -107,8 +105,6 @@ class RandomPhotometricDistort(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
-
-    draws_from_size = False
 
     brightness: tuple[float, float]
     contrast: tuple[float, float]
@@ -176,8 +172,6 @@ class Grayscale(Op):
         ArgumentError: for another number.
     """
 
-    draws_from_size = False
-
     num_output_channels: int
     drawn_name = "gray"
 
@@ -200,8 +194,6 @@ class GaussianBlur(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
-
-    draws_from_size = False
 
     kernel_size: tuple[int, int]
     sigma: tuple[float, float]
@@ -233,7 +225,6 @@ class GaussianNoise(Op):
         ArgumentError: if the mean is not within [-10, 10], or the deviation not within [0, 10].
     """
 
-    draws_from_size = False
     on_arrays = True
 
     mean: float
@@ -259,8 +250,6 @@ class JPEG(Op):
     Raises:
         ArgumentError: for another quality.
     """
-
-    draws_from_size = False
 
     quality: tuple[int, int]
 
@@ -296,7 +285,6 @@ class RandomErasing(Op):
     scale: tuple[float, float]
     ratio: tuple[float, float]
     value: tuple[float, float, float] | None
-    inplace: bool
     on_arrays = True
     draws_from_size = True
 
@@ -322,7 +310,6 @@ class RandomErasing(Op):
             scale=check_range("scale", scale, low=0.0, high=1.0),
             ratio=check_range("ratio", ratio, low=1e-6),
             value=numbers,
-            inplace=bool(inplace),
         )
 
     @property
@@ -335,31 +322,21 @@ class RandomErasing(Op):
 
         Samples that are left alone have a rectangle of 0 pixels.
         """
-        uniform = uniforms(5 + 2 * _ATTEMPTS)
-        height, width = sizes[:, 0], sizes[:, 1]
-        is_drawn = uniform[:, 2] < self.p
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        erase = np.zeros(len(sizes), np.bool_)
-        h, w = np.zeros_like(height), np.zeros_like(width)
-
-        for attempt in range(_ATTEMPTS):
-            if (erase | ~is_drawn).all():
-                break
-            u_area, u_ratio = uniform[:, 5 + 2 * attempt], uniform[:, 6 + 2 * attempt]
-            area = height * width * (self.scale[0] + u_area * (self.scale[1] - self.scale[0]))
-            aspect = np.exp(low + u_ratio * (high - low))
-            try_h = np.rint(np.sqrt(area * aspect)).astype(np.int64)
-            try_w = np.rint(np.sqrt(area / aspect)).astype(np.int64)
-            fits = is_drawn & ~erase & (try_h < height) & (try_w < width)
-            h, w = np.where(fits, try_h, h), np.where(fits, try_w, w)
-            erase |= fits
+        uniform = uniforms(5 + 2 * ATTEMPTS)
+        attempts = uniform[:, 5:].reshape(-1, ATTEMPTS, 2)
+        heights, widths = drawn_sides(sizes.prod(axis=1)[:, None], attempts, self.scale, self.ratio)
+        fits = (heights < sizes[:, :1]) & (widths < sizes[:, 1:])
+        erase = (uniform[:, 2] < self.p) & fits.any(axis=1)
+        first = np.arange(len(sizes)), fits.argmax(axis=1)
+        sides = np.where(erase[:, None], np.stack([heights[first], widths[first]], axis=1), 0)
+        place = np.floor(uniform[:, 3:5] * (sizes - sides + 1)).astype(np.int64)
 
         params = {
             "erase": erase,
-            "i": np.floor(uniform[:, 3] * (height - h + 1)).astype(np.int64),
-            "j": np.floor(uniform[:, 4] * (width - w + 1)).astype(np.int64),
-            "h": h,
-            "w": w,
+            "i": place[:, 0],
+            "j": place[:, 1],
+            "h": sides[:, 0],
+            "w": sides[:, 1],
             "key": uniforms.keys() if self.value is None else np.zeros(len(sizes), np.uint64),  # of the noise
         }
         return Drawn(params, sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -95,20 +95,12 @@ class Draws:
     def take(self, rows: npt.ArrayLike | slice) -> Draws:
         """Returns the draws of some of the samples, by index array or slice."""
         chosen = rows if isinstance(rows, slice) else np.asarray(rows, np.int64)
-        return Draws(
-            image_size=self.image_size[chosen],
-            source_box=self.source_box[chosen],
-            support_box=self.support_box[chosen],
-            base_size=self.base_size[chosen],
-            flip=self.flip[chosen],
-            output_size=self.output_size[chosen],
-            ops=tuple({name: values[chosen] for name, values in params.items()} for params in self.ops),
-            seed=self.seed,
-            epoch=self.epoch,
-            keys=self.keys[chosen],
-            frame=None if self.frame is None else self.frame[chosen],
-            bicubic=None if self.bicubic is None else self.bicubic[chosen],
-        )
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        arrays: dict[str, Any] = {
+            name: value[chosen] for name, value in values.items() if isinstance(value, np.ndarray)
+        }
+        ops = tuple({name: values[chosen] for name, values in params.items()} for params in self.ops)
+        return replace(self, **arrays, ops=ops)
 
     def head(self) -> Draws:
         """Returns the draws of :attr:`Recipe.head`, of a recipe with a :attr:`Recipe.tail`."""

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from feeder.system.arguments import check_number, check_one_of
 from feeder.transforms.op import Op, SizeBounds
 
-__all__ = ["ClampBoundingBoxes", "ClampKeyPoints", "SanitizeBoundingBoxes", "SanitizeKeyPoints", "TargetOp"]
+__all__ = [
+    "TARGET_OPS",
+    "ClampBoundingBoxes",
+    "ClampKeyPoints",
+    "SanitizeBoundingBoxes",
+    "SanitizeKeyPoints",
+    "TargetOp",
+]
 
 
 class TargetOp(Op):
@@ -69,3 +76,6 @@ class ClampBoundingBoxes(TargetOp):
 @dataclass(frozen=True)
 class ClampKeyPoints(TargetOp):
     """Moves keypoints outside the image to its nearest pixel."""
+
+
+TARGET_OPS: tuple[type[Op], ...] = (ClampBoundingBoxes, ClampKeyPoints, SanitizeBoundingBoxes, SanitizeKeyPoints)

@@ -9,7 +9,6 @@ from feeder.system.arguments import check_int, check_one_of
 from feeder.transforms.augment import RandAugment, TimmRandAugment, TrivialAugmentWide
 from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment
-from feeder.transforms.choice import Branches
 from feeder.transforms.function import Lambda
 from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.op import Op
@@ -176,7 +175,7 @@ def check_targets(recipe: Recipe, targets: tuple[Target, ...]) -> None:
     """
     boxes = [target for target in targets if isinstance(target, BoundingBoxes)]
     for op in recipe.ops:
-        for each in (op, *op.inner_ops) if isinstance(op, Branches) else (op,):
+        for each in (op, *op.inner_ops):
             _check_op(each, targets)
             _check_has_work(each, targets)
         if isinstance(op, RandomIoUCrop) and len(boxes) != 1:

@@ -28,8 +28,7 @@ from feeder.transforms import (
     geometry,
     padding,
     photometric,
-    scale_jitter,
-    shortest_size,
+    random_sizes,
 )
 from feeder.transforms.arguments import BASE_FILTERS, check_interpolation
 from feeder.transforms.choice import RandomApply, RandomChoice, RandomOrder
@@ -84,9 +83,9 @@ _SAME: dict[str, type[Op]] = {
         photometric.Grayscale,
         photometric.RandomGrayscale,
         photometric.RandomPhotometricDistort,
-        scale_jitter.ScaleJitter,
-        shortest_size.RandomResize,
-        shortest_size.RandomShortestSize,
+        random_sizes.ScaleJitter,
+        random_sizes.RandomResize,
+        random_sizes.RandomShortestSize,
     )
 }
 # Of these, those whose result on a tensor of uint8 is not within a level of that on a Pillow image. (Nor is a change of

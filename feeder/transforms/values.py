@@ -20,7 +20,7 @@ Affine = tuple[Float32s, Float32s]
 _DTYPES = ("uint8", "float16", "bfloat16", "float32")
 
 
-@dataclass(frozen=True, init=False, repr=True)
+@dataclass(frozen=True, init=False)
 class ToDtype(Op):
     """Converts the images to a dtype.
 
@@ -43,7 +43,7 @@ class ToDtype(Op):
         self._set(dtype=name, scale=bool(scale))
 
 
-@dataclass(frozen=True, init=False, repr=True)
+@dataclass(frozen=True, init=False)
 class Normalize(Op):
     """Subtracts ``mean`` and divides by ``std``, per channel.
 
@@ -60,11 +60,10 @@ class Normalize(Op):
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    inplace: bool
     on_arrays = True
 
     def __init__(self, mean: float | Iterable[float], std: float | Iterable[float], inplace: bool = False) -> None:
-        self._set(mean=_channels("mean", mean), std=_channels("std", std), inplace=bool(inplace))
+        self._set(mean=_channels("mean", mean), std=_channels("std", std))
         if 0.0 in self.std:
             raise ArgumentError(f"std must not be 0, got {self.std}")
 

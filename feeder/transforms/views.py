@@ -77,22 +77,9 @@ class Views:
         made = (cls.five_crop(size, before=ops, after=after) for ops in (before, mirrored))
         return cls([view for views in made for view in views.views])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"views": self.views}
-
     def at(self, bucket: tuple[int, int] | None, epoch: int) -> Views:
         """Returns the views of one epoch, in which all sizes are numbers; see :meth:`Recipe.at`."""
-        if not self.is_variable:
-            return self
-        first = max(phase for phase in self.phases if phase <= epoch)
-        made = self._made.get(first)
-        if made is None:
-            made = self._made[first] = Views([recipe.at(None, first) for recipe in self.views])
-        return made
-
-    @cached_property
-    def _made(self) -> dict[int, Views]:
-        return {}
+        return Views([recipe.at(None, epoch) for recipe in self.views]) if self.is_variable else self
 
     @cached_property
     def is_variable(self) -> bool:

@@ -438,7 +438,7 @@ def test_an_op_that_nobody_knows_is_refused_by_name() -> None:
 
 
 def test_a_backend_asked_for_by_name_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = registry.BuiltIn("feeder.decoders.no_such_module:Decoder", "install it: pip install this")
+    broken = ("feeder.decoders.no_such_module:Decoder", "install it: pip install this")
     monkeypatch.setitem(registry.BUILT_IN, "cpu", broken)
     with pytest.raises(BackendError, match=r"'cpu' is not installed .*; install it: pip install this"):
         registry.get_decoder("cpu")
@@ -449,7 +449,7 @@ def test_a_backend_asked_for_by_name_never_falls_back(monkeypatch: pytest.Monkey
 def test_auto_takes_the_first_that_can_run_the_recipe_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(registry.BUILT_IN, "cpu", registry.BuiltIn(f"{__name__}:Picky", "install it"))
+    monkeypatch.setitem(registry.BUILT_IN, "cpu", (f"{__name__}:Picky", "install it"))
     caplog.set_level("INFO", "feeder")
     assert registry.get_decoder("auto", Recipe.of([Resize(9)])).name == "picky"
     assert "backend 'auto' is 'cpu'" in caplog.text

@@ -15,9 +15,8 @@ from PIL import Image, ImageOps
 from feeder import transforms as T
 from feeder.decoders.targets.mask import decode_mask, move_mask
 from feeder.errors import DecodeError
-from feeder.transforms.boxes import Boxes, move_boxes
+from feeder.transforms.boxes import Boxes, move_boxes, move_points
 from feeder.transforms.moves import drawn_moves, upright
-from feeder.transforms.points import move_points
 from tests.golden import TargetCase, target_cases
 
 # The fill of the golden masks; torchvision's crops fill area from outside with 0.

@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from feeder.decoders import gpu
 
 SIZE, COUNT = (224, 192), 8
-AFFINE: dict[str, Any] = {"scale": torch.ones(3), "bias": torch.zeros(3)}
+AFFINE: dict[str, Any] = {"affine": (torch.ones(3), torch.zeros(3))}
 TURN = {"turn": torch.zeros(COUNT, dtype=torch.uint8)}
 COLOR = {"color": gpu.Color(torch.zeros(COUNT, 4, dtype=torch.uint8), torch.ones(COUNT, 4))}
 

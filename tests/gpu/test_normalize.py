@@ -29,6 +29,10 @@ def pack(images: list[Any], layout: str, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.stack([np.ascontiguousarray(image).ravel() for image in images])).to(device)
 
 
+def affine(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(SCALE).to(device), torch.from_numpy(BIAS).to(device)
+
+
 def assert_close(found: torch.Tensor, expected: Any, dtype: torch.dtype, using: str) -> None:
     assert found.dtype == dtype
     # Triton's interpreter cuts off what does not fit bfloat16; the GPU and the reference round it.
@@ -51,9 +55,8 @@ def test_turned_and_normalized(
     turns = list(range(8))
     images = stored(turns)
     found = gpu.normalize(
-        pack(images, layout, device), SIZE, scale=torch.from_numpy(SCALE).to(device),
-        bias=torch.from_numpy(BIAS).to(device), dtype=dtype, layout=layout, channels_last=channels_last,
-        turn=torch.tensor(turns, device=device), using=using,
+        pack(images, layout, device), SIZE, affine=affine(device), dtype=dtype, layout=layout,
+        channels_last=channels_last, turn=torch.tensor(turns, device=device), using=using,
     )  # fmt: skip
     assert found.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     expected = oracle.finish([oracle.turn(image, code) for image, code in zip(images, turns, strict=True)], SCALE, BIAS)
@@ -72,8 +75,8 @@ def test_everything_in_one_pass(using: str, channels_last: bool, device: torch.d
         for image, code, order, strengths in zip(images, turns, steps, factors, strict=True)
     ]
     found = gpu.normalize(
-        pack(images, "nhwc", device), SIZE, scale=torch.from_numpy(SCALE).to(device),
-        bias=torch.from_numpy(BIAS).to(device), channels_last=channels_last, turn=torch.tensor(turns, device=device),
+        pack(images, "nhwc", device), SIZE, affine=affine(device), channels_last=channels_last,
+        turn=torch.tensor(turns, device=device),
         color=gpu.Color(torch.tensor(steps, device=device), torch.tensor(factors, device=device)), using=using,
     )  # fmt: skip
     difference = np.abs(found.cpu().double().numpy() - oracle.finish(colored, SCALE, BIAS))
@@ -126,16 +129,6 @@ def test_uint8_keeps_its_levels(using: str, channels_last: bool, device: torch.d
     np.testing.assert_array_equal(found.permute(0, 2, 3, 1).cpu().numpy(), expected)
 
 
-@pytest.mark.parametrize("using", USING)
-def test_writes_into_the_callers_tensor_only(using: str, device: torch.device) -> None:
-    images = pack(stored([0, 0]), "nhwc", device)
-    whole = torch.full((4, 3, *SIZE), 7.0, device=device)
-    assert gpu.normalize(images, SIZE, out=whole[1:3], using=using).data_ptr() == whole[1].data_ptr()
-    assert bool((whole[0] == 7).all())
-    assert bool((whole[3] == 7).all())
-    torch.testing.assert_close(whole[1:3], images.reshape(2, *SIZE, 3).permute(0, 3, 1, 2).float())
-
-
 def test_no_images_are_no_work() -> None:
     assert gpu.normalize(torch.zeros((0, 12), dtype=torch.uint8), (2, 2)).shape == (0, 3, 2, 2)
 
@@ -147,9 +140,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         ({"size": (2, 4)}, "2x4x3"),
         ({"layout": "hwc"}, "layout"),
         ({"dtype": torch.float64}, "dtype"),
-        ({"dtype": torch.uint8, "scale": ones}, "uint8 takes no scale"),
-        ({"out": torch.zeros(2, 3, 2, 2)}, "out must be"),
-        ({"out": torch.zeros(2, 3, 2, 3), "channels_last": True}, "channels_last"),
+        ({"dtype": torch.uint8, "affine": (ones, ones)}, "uint8 takes no scale"),
         ({"using": "cuda"}, "using"),
     ):
         arguments: dict[str, Any] = {"size": (2, 3)} | bad

@@ -12,8 +12,8 @@ import pytest
 
 import feeder
 from feeder.service.part_memory import PART_BYTES, MemoryPiece, PartMemory, Result, ResultWindow, memory_bytes
+from feeder.system.cores import available_bytes
 from feeder.system.mapping import map_other_memory
-from feeder.system.memory import available_bytes
 
 MIB = 1 << 20
 

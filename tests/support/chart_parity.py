@@ -15,9 +15,8 @@ from feeder import transforms as T
 from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.targets.mask import move_mask
 from feeder.errors import BackendError
-from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes
+from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes, move_points
 from feeder.transforms.moves import Moves, drawn_moves, upright
-from feeder.transforms.points import move_points
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feeder.system.cores import Cores, MemoryLimit, cores, local_world_size, memory_limit
-from feeder.system.memory import available_bytes
+from feeder.system.cores import Cores, MemoryLimit, available_bytes, cores, local_world_size, memory_limit
 
 GIB = 1 << 30
 AFFINITY = len(os.sched_getaffinity(0))
@@ -120,7 +119,7 @@ def test_ranks_that_share_the_cores() -> None:
 
 
 def test_batches_get_what_the_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.system.memory.memory_limit", lambda: MemoryLimit(5 << 20, 2 << 20))
+    monkeypatch.setattr("feeder.system.cores.memory_limit", lambda: MemoryLimit(5 << 20, 2 << 20))
     assert available_bytes() == 3 << 20
 
 
@@ -128,5 +127,5 @@ def test_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> None:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr("feeder.system.memory.open", refuse, raising=False)
+    monkeypatch.setattr("feeder.system.process_usage.open", refuse, raising=False)
     assert 1 << 20 < available_bytes() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

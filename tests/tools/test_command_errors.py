@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from feeder.system.quiet_ray import quiet_ray
+from feeder.system.ray_cluster import quiet_ray
 from feeder.tools import cli
 from tests.support import ROOT
 from tests.support.commands import command_names

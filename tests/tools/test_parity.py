@@ -21,8 +21,7 @@ from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
-from feeder.tools.parity.comparison import parity
-from feeder.tools.parity.differences import BOUNDS, Differences, crop_ratio
+from feeder.tools.parity.comparison import BOUNDS, Differences, crop_ratio, parity
 from tests.support.chart_parity import Chart, TargetFigures
 from tests.support.conformance import encode, natural_image
 from tests.support.loader_data import without_tables
@@ -107,7 +106,7 @@ FAULTS = ["shifted", "biased", "spiky", "picky"]
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setitem(registry.BUILT_IN, "off", registry.BuiltIn(f"{__name__}:Off", "none"))
+    monkeypatch.setitem(registry.BUILT_IN, "off", (f"{__name__}:Off", "none"))
     assert parity(os.fspath(images), backend="off").passed
     monkeypatch.setattr(Off, "fault", fault)
     report = parity(os.fspath(images), backend="off")

@@ -194,7 +194,7 @@ def test_each_rank_of_a_launcher_prints_its_own_summary(tmp_path: Path) -> None:
         ("import sys\nprint(sys.path[0])", 0, "No loader was iterated over"),
         ("raise SystemExit('no data here')", 1, "no data here\n"),
         ("def f():\n    return 1 / 0\nf()", 1, "line 2, in f\n"),
-        ("for x in\n", 1, "feeder: train.py is not valid Python: invalid syntax"),
+        ("for x in\n", 1, "feeder: train.py:1: not valid Python: invalid syntax: for x in"),
         ("raise SystemExit", 0, "No loader was iterated over"),
     ],
 )
@@ -211,12 +211,12 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "feeder", "profile", str(tmp_path / "none.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 1
-    assert "can't read the script" in done.stderr
+    assert "can't read" in done.stderr
 
 
 def test_a_script_that_is_not_there_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     before = torch.utils.data.DataLoader.__iter__, feeder.DataLoader.__iter__
-    with pytest.raises(feeder.SourceError, match="can't read the script"):
+    with pytest.raises(feeder.SourceError, match="can't read"):
         session.profile(str(tmp_path / "none.py"), [])
     assert (torch.utils.data.DataLoader.__iter__, feeder.DataLoader.__iter__) == before
     assert "feeder profile" not in {thread.name for thread in threading.enumerate()}

@@ -16,8 +16,7 @@ from feeder.tools.instrument.record import (
     ProcessRecord,
     Sample,
 )
-from feeder.tools.profile.analysis import analyse
-from feeder.tools.profile.text_report import render
+from feeder.tools.profile.analysis import analyse, render
 
 MS = 1_000_000
 
@@ -67,13 +66,10 @@ def process(*loaders: LoaderRecord, cores: float = 0, gpu: float | None = None) 
     return ProcessRecord(0, end, list(loaders), samples)
 
 
-def fetches(count: int, total_ms: float, cpu: float, queued: float, workers: int = 1) -> list[Fetch]:
+def fetches(count: int, total_ms: float, cpu: float, queued: float) -> list[Fetch]:
     """Batches that took so long in the data set, so much of it computing or queued, and a tenth more in collate."""
     dataset = int(total_ms * MS)
-    return [
-        Fetch(100 + n % workers, n * dataset, dataset, int(cpu * dataset), int(queued * dataset), dataset // 10)
-        for n in range(count)
-    ]
+    return [Fetch(n * dataset, dataset, int(cpu * dataset), int(queued * dataset), dataset // 10) for n in range(count)]
 
 
 def test_a_loop_that_makes_its_batches_itself_is_told_the_gain_of_workers() -> None:
@@ -130,7 +126,7 @@ def test_a_loop_that_hardly_waits_is_compute_bound() -> None:
 
 
 def test_busy_workers_beside_free_cores() -> None:
-    record = loader([30.0] * 21, 10, workers=2, fetches=fetches(21, 70, 1.0, 0.0, workers=2))
+    record = loader([30.0] * 21, 10, workers=2, fetches=fetches(21, 70, 1.0, 0.0))
     found = analyse(process(record, cores=3.0), cores=8)
     (advice,) = found.advice
     assert advice.title == "num_workers=7"
@@ -138,7 +134,7 @@ def test_busy_workers_beside_free_cores() -> None:
 
 
 def test_all_cores_taken_leave_cheaper_images() -> None:
-    record = loader([30.0] * 21, 10, workers=8, fetches=fetches(21, 280, 0.6, 0.4, workers=8))
+    record = loader([30.0] * 21, 10, workers=8, fetches=fetches(21, 280, 0.6, 0.4))
     found = analyse(process(record, cores=8.0), cores=8)
     (advice,) = found.advice
     assert "feeder shard" in advice.title
@@ -150,27 +146,27 @@ def test_all_cores_taken_leave_cheaper_images() -> None:
 @pytest.mark.parametrize("busy", [0.1, 0.9])
 @pytest.mark.parametrize("step_ms", [0, 0.01])
 def test_a_loop_that_does_nothing_with_its_batches_is_promised_no_factor(step_ms: float, busy: float) -> None:
-    record = loader([30.0] * 21, step_ms, workers=8, fetches=fetches(21, 230 * busy, 1.0, 0.0, workers=8))
+    record = loader([30.0] * 21, step_ms, workers=8, fetches=fetches(21, 230 * busy, 1.0, 0.0))
     found = analyse(process(record, cores=8.0), cores=8)
     assert {advice.expected() for advice in found.advice} == {"no bound: the step takes hardly any time"}
 
 
 def test_workers_that_wait_for_cores_that_others_have() -> None:
-    record = loader([30.0] * 21, 10, workers=2, fetches=fetches(21, 70, 0.2, 0.8, workers=2))
+    record = loader([30.0] * 21, 10, workers=2, fetches=fetches(21, 70, 0.2, 0.8))
     (advice,) = analyse(process(record, cores=0.5), cores=8).advice
     assert advice.title.startswith("More cores")
     assert "wait for a core 80%" in advice.text
 
 
 def test_workers_that_wait_for_storage() -> None:
-    record = loader([30.0] * 21, 10, workers=4, fetches=fetches(21, 140, 0.1, 0.1, workers=4))
+    record = loader([30.0] * 21, 10, workers=4, fetches=fetches(21, 140, 0.1, 0.1))
     (advice,) = analyse(process(record, cores=0.5), cores=8).advice
     assert advice.title == "num_workers=8"
     assert "wait for storage 80%" in advice.text
 
 
 def test_idle_workers_and_a_waiting_loop() -> None:
-    record = loader([30.0] * 21, 10, workers=4, fetches=fetches(21, 20, 1.0, 0.0, workers=4))
+    record = loader([30.0] * 21, 10, workers=4, fetches=fetches(21, 20, 1.0, 0.0))
     (advice,) = analyse(process(record, cores=0.5), cores=8).advice
     assert "prefetch_factor" in advice.title
 

@@ -10,10 +10,12 @@ import pytest
 
 from feeder import transforms
 from feeder.transforms import (
+    JPEG,
     AugMix,
     AutoAugment,
     AutoAugmentPolicy,
     ColorJitter,
+    Lambda,
     Op,
     RandAugment,
     RandomAffine,
@@ -378,14 +380,23 @@ def subclasses(of: type[Op]) -> list[type[Op]]:
     return [each for direct in of.__subclasses__() for each in (direct, *subclasses(direct))]
 
 
-def test_an_op_with_a_draw_of_its_own_says_if_it_depends_on_the_size() -> None:
-    """A pair of images of different sizes would silently get different draws from one that does not."""
-    own = [op for op in subclasses(Op) if op.__module__.startswith("feeder.") and "draw" in vars(op)]
+SIZELESS = [
+    op
+    for op in (*ALL_OPS, transforms.CornerCrop(9, "top left"), transforms.Grayscale(3), JPEG((20, 90)), Lambda(abs))
+    if not op.draws_from_size
+]
+
+
+def test_each_op_with_a_draw_of_its_own_is_drawn_for_two_sizes_or_says_that_it_depends_on_the_size() -> None:
+    """A pair of images of different sizes would silently get different draws from one that is neither."""
+    own = [op for op in subclasses(Op) if op.__module__.startswith("feeder.") and {"draw", "resized"} & {*vars(op)}]
     assert {"RandomCrop", "RandomRotation", "RandomApply", "ProbabilityOp"} <= {op.__name__ for op in own}
-    assert [op.__name__ for op in own if "draws_from_size" not in vars(op) and op.__name__ != "Compose"] == []
+    rest = {op.__name__ for op in own if not op.draws_from_size} - {type(op).__name__ for op in SIZELESS}
+    # A letterbox draws nothing at random; RandomResize draws one length for all sizes, and the other side follows.
+    assert rest == {"LetterBox", "ProbabilityOp", "RandomResize", "ResizeOp"}
 
 
-@pytest.mark.parametrize("op", [op for op in ALL_OPS if not op.draws_from_size], ids=str)
+@pytest.mark.parametrize("op", SIZELESS, ids=str)
 def test_draws_that_do_not_depend_on_the_size_are_the_same_for_all_sizes(op: Op) -> None:
     """Sizes and places of windows that are no draws aside."""
     uniforms = Uniforms(3, 1, np.arange(200), 7)

@@ -12,6 +12,7 @@ from feeder.transforms import (
     CutMix,
     MixUp,
 )
+from feeder.transforms.op import Uniforms
 from tests.golden import torchvision_arrays
 
 
@@ -33,7 +34,7 @@ def test_cutmix_is_that_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     for lam in (0.3, 0.95):
         monkeypatch.setattr(transforms.mixing, "beta", lambda *_, lam=lam: lam)
         # The golden rectangle is about (20, 3) in an image of 24 x 8.
-        monkeypatch.setattr(transforms.mixing, "uniform", lambda *_: np.array([[20.5 / 24, 3.5 / 8]]))
+        monkeypatch.setattr(transforms.mixing, "Uniforms", lambda *_: lambda count: np.array([[20.5 / 24, 3.5 / 8]]))
         mixed, (_, _, weight) = CutMix()(images, torch.arange(3), seed=0, epoch=0, step=0)
         np.testing.assert_array_equal(mixed.numpy(), arrays[f"cutmix_{lam}"])
         assert weight == pytest.approx(float(arrays[f"cutmix_lam_{lam}"]))
@@ -105,7 +106,7 @@ def test_mixing_depends_on_seed_epoch_and_step_only(op: transforms.BatchOp) -> N
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 3.0])
 def test_mixing_weights_follow_the_beta_distribution(alpha: float) -> None:
-    lams = np.array([transforms.mixing.beta(alpha, 0, 0, step, 9) for step in range(1500)])
+    lams = np.array([transforms.mixing.beta(alpha, Uniforms(0, 0, np.array([step]), 9)) for step in range(1500)])
     assert ((lams >= 0.0) & (lams <= 1.0)).all()
     assert abs(lams.mean() - 0.5) < 0.04
     variance = 1.0 / (4.0 * (2.0 * alpha + 1.0))

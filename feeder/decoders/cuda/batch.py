@@ -86,7 +86,7 @@ class PlannedImages:
         order = list[Int64s]()
         for view in range(staged.views):
             here = np.flatnonzero(of_view == view)
-            for size, some in by_size(staged.rows[planned[here]]) if len(here) else ():
+            for size, some in by_size(staged.rows["size"][planned[here]]) if len(here) else ():
                 order.append(here[some])
                 self.parts.append(ViewPart(view, samples[here[some]], size))
         self._bounds = np.cumsum([0, *map(len, order)])

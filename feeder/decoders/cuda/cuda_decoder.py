@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,17 +16,12 @@ from feeder.decoders.device.finisher import Finisher, Finishers
 from feeder.decoders.device.rows import join_rows
 from feeder.decoders.staged.staged import RowKind, Staged
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
-from feeder.decoders.tensors import to_device
+from feeder.decoders.tensors import numbered, to_device
 from feeder.errors import BackendError, DecodeError
 
 __all__ = ["CudaDecoder"]
 
 _STARTED = 2  # batches
-
-
-class _Started(NamedTuple):
-    staged: Staged
-    planned: PlannedImages | None  # None: none is
 
 
 class CudaDecoder(TrainerDecoder):
@@ -80,7 +73,7 @@ class CudaDecoder(TrainerDecoder):
         self._kernels = load_kernels(self.device.index or 0)
         self.stager = PlanStager(max_pixels=max_pixels, threads=threads)
         self.cuda_images = self.cpu_images = self.redone_images = 0
-        self._started: collections.deque[_Started] = collections.deque()
+        self._started: dict[Staged, PlannedImages | None] = {}  # None: nothing in it is planned
         self._finishers = Finishers(self.name, self.device)
 
     def prepare(self, batch_size: int, outlier_pixels: int | None = None) -> None:
@@ -99,24 +92,16 @@ class CudaDecoder(TrainerDecoder):
         Returns:
             True if the batch is under way. If not, it may be tried again or left to ``finish``.
         """
-        if any(each.staged is staged for each in self._started):
+        if staged in self._started:
             return True
         if len(self._started) >= _STARTED:
             return False
-        self._started.append(_Started(staged, self._begin(staged)))
+        self._started[staged] = self._begin(staged)
         return True
 
     def drop(self, staged: Staged) -> None:
         """Forgets a batch that was started and will not be finished; waits until its payloads are no longer read."""
-        dropped = self._taken(staged)
-        if dropped is not None:
-            _wait(dropped.planned)
-
-    def _taken(self, staged: Staged) -> _Started | None:
-        """Returns a batch that was started, and has it no longer; None if it was not."""
-        found = next((each for each in self._started if each.staged is staged), None)
-        self._started = collections.deque(each for each in self._started if each is not found)
-        return found
+        _wait(self._started.pop(staged, None))
 
     def finish(
         self, staged: Staged, views: Sequence[StagedView], *, channels_last: bool = False
@@ -135,8 +120,7 @@ class CudaDecoder(TrainerDecoder):
             For each view [N, 3, H, W], and for each sample None or :class:`LeftToCpu`.
         """
         finishers = [self._finishers.of(view.recipe) for view in views]
-        started = self._taken(staged)
-        planned = self._begin(staged) if started is None else started.planned
+        planned = self._started.pop(staged) if staged in self._started else self._begin(staged)
 
         errors: list[DecodeError | None] = [None] * len(staged)
         if planned is not None:
@@ -168,9 +152,8 @@ class CudaDecoder(TrainerDecoder):
         channels_last: bool,
     ) -> torch.Tensor:
         """Returns one view of a batch; ``staged`` has the rows of that view alone."""
-        recipe, rest, padding, size = view
-        size = size or recipe.output_size
-        is_last = recipe.is_base_path and padding is None  # then the kernels do all of it
+        recipe = view.recipe
+        is_last = recipe.is_base_path and view.padding is None  # then the kernels do all of it
         dtype, affine = (recipe.output_dtype, recipe.affine) if is_last else ("uint8", None)
         made = []
         if planned is not None:
@@ -181,8 +164,9 @@ class CudaDecoder(TrainerDecoder):
             ]
 
         if is_last:
+            size = view.size or recipe.output_size
             assert size is not None
-            here, pixels = staged.pixels(3 * size[0] * size[1])
+            here, pixels = staged.pixels()
             if len(here):
                 finished = finisher(to_device(pixels, self.device), size, (), channels_last=channels_last)
                 made.append((here, finished))
@@ -190,22 +174,17 @@ class CudaDecoder(TrainerDecoder):
             return join_rows(made, (len(staged), 3, *size), getattr(torch, dtype), self.device, memory_format)
 
         # uint8 [N, length]: [H, W, 3] after the base path.
-        height, width = recipe.base_size or size or (0, 0)
-        length = 3 * height * width if padding is None else 3 * int(staged.rows["size"].prod(axis=1).max())
         flat = [(rows, images.permute(0, 2, 3, 1).flatten(1)) for rows, images in made]
-        here, pixels = staged.pixels(length)
+        here, pixels = staged.pixels()
         if len(here):
             flat.append((here, to_device(pixels, self.device)))
-        images = join_rows(flat, (len(staged), length), torch.uint8, self.device)
-        if padding is not None:
-            return finisher.padded(images, rest, padding, channels_last=channels_last)
-        assert size is not None
-        return finisher(images, size, rest, channels_last=channels_last)
+        images = join_rows(flat, (len(staged), staged.length), torch.uint8, self.device)
+        return finisher.view(images, view, channels_last=channels_last)
 
     def close(self) -> None:
         """Drops all batches."""
-        for each in list(self._started):
-            self.drop(each.staged)
+        for staged in list(self._started):
+            self.drop(staged)
 
     def _begin(self, staged: Staged) -> PlannedImages | None:
         """Queues the decode of a batch, whose payloads are read until that is done."""
@@ -240,12 +219,7 @@ def checked_device(device: str | torch.device) -> torch.device:
             f"backend 'cuda' decodes on a GPU, and batches are wanted on {str(found)!r}: set device='cuda', or use "
             "backend='cpu'"
         )
-    if not torch.cuda.is_available():
-        raise BackendError(
-            f"backend 'cuda': torch {torch.__version__} finds no CUDA device; check `nvidia-smi`, install a torch "
-            "build for CUDA, or use backend='cpu'"
-        )
-    return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
+    return numbered(found, "cuda")
 
 
 def _wait(planned: PlannedImages | None) -> None:

@@ -64,7 +64,7 @@ def on_gpu(
     """Resizes with kernel 2, images of one size together."""
     addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
     resized = []
-    for size, here in by_size(rows):
+    for size, here in by_size(rows["size"]):
         places = torch.from_numpy(addresses[here]), torch.from_numpy(sizes[here])
         crops = gpu.Ragged([tensors[row] for row in here.tolist()], *places, device)
         boxes = torch.from_numpy(source[here]), torch.from_numpy(support[here])

@@ -17,9 +17,8 @@ from feeder.decoders.registry import Dali
 from feeder.decoders.staged.staged import RowKind, Staged
 from feeder.decoders.staged.stager import Stager
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
-from feeder.decoders.tensors import to_device
-from feeder.errors import ArgumentError, BackendError, DecodeError
-from feeder.system.arrays import AnyArray
+from feeder.decoders.tensors import numbered, to_device
+from feeder.errors import ArgumentError, DecodeError
 
 __all__ = ["DaliDecoder"]
 
@@ -78,9 +77,7 @@ class DaliDecoder(TrainerDecoder):
         self.device = torch.device(device)
         import_dali()
         if self.device.type == "cuda":
-            _check_cuda()
-            if str(self.device) == "cuda":
-                self.device = torch.device("cuda", torch.cuda.current_device())
+            self.device = numbered(self.device, self.name)
         elif self.device.type != "cpu":
             raise ArgumentError(f"device must be 'cpu' or a CUDA device, got {str(device)!r}")
 
@@ -159,32 +156,19 @@ class DaliDecoder(TrainerDecoder):
             For each view [N, 3, H, W] of its recipe's output dtype, and for each sample None or :class:`LeftToCpu`.
         """
         finishers = [self._finishers.of(view.recipe) for view in views]
-        lengths = []
-        for recipe, _, padding, size in views:
-            # Ops on images of any size keep it.
-            size = recipe.base_size or size
-            sizes = np.array([size]) if padding is None or size is not None else padding.sizes
-            lengths.append(3 * int(sizes.prod(axis=1).max()))
-
-        pixels, errors = self._decode(staged, lengths)
+        pixels, errors = self._decode(staged)
         done = []
         for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
             turn = staged.rows["turn"][number :: staged.views]
-            if view.padding is not None:
-                some = pixels[number], view.rest, view.padding
-                done.append(finisher.padded(*some, turn=turn, channels_last=channels_last))
-                continue
-            size = view.size or view.recipe.output_size
-            assert size is not None
-            done.append(finisher(pixels[number], size, view.rest, turn=turn, channels_last=channels_last))
+            done.append(finisher.view(pixels[number], view, turn=turn, channels_last=channels_last))
         return done, errors
 
     def close(self) -> None:
         """Ends DALI's pipeline, once its images are no longer in use."""
         self._queue.close()
 
-    def _decode(self, staged: Staged, lengths: Sequence[int]) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
-        """Returns each view's resized images, uint8 [N, length] on the device, and the errors of N samples. A smaller
+    def _decode(self, staged: Staged) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
+        """Returns each view's resized images, uint8 [N, bytes] on the device, and the errors of N samples. A smaller
         image takes the first bytes of its row."""
         errors: list[DecodeError | None] = [None] * len(staged)
         done = []
@@ -200,31 +184,20 @@ class DaliDecoder(TrainerDecoder):
                     errors[sample] = LeftToCpu("DALI failed on its batch")
 
         whole = []
-        for number, length in enumerate(lengths):
+        for number in range(staged.views):
             parts = []
             for part, images in done:
                 samples, views = np.divmod(part.rows, staged.views)
                 if (views == number).any():
                     parts.append((samples[views == number], images[number]))
-            here, pixels = staged.view(number).pixels(length)
+            view = staged.view(number)
+            here, pixels = view.pixels()
             if len(here):
-                parts.append((here, self._move(pixels)))
-            whole.append(join_rows(parts, (len(staged), length), torch.uint8, self.device))
+                parts.append((here, to_device(pixels, self.device)))
+            whole.append(join_rows(parts, (len(staged), view.length), torch.uint8, self.device))
 
         self.cpu_images += int(np.count_nonzero(staged.rows["kind"][:: staged.views] == RowKind.PIXELS))
         return whole, errors
-
-    def _move(self, array: AnyArray) -> torch.Tensor:
-        return to_device(array, self.device)
-
-
-def _check_cuda() -> None:
-    """Refuses a CUDA device where torch finds none, with the remedy."""
-    if not torch.cuda.is_available():
-        raise BackendError(
-            f"backend 'dali' on a CUDA device: torch {torch.__version__} finds none; check `nvidia-smi`, install a "
-            "torch build for CUDA, or use device='cpu'"
-        )
 
 
 def _brief(error: Exception) -> str:

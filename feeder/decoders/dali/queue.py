@@ -44,9 +44,8 @@ class PipelineRows:
 
 @dataclass(eq=False)
 class _Started:
-    """A batch that was started as one part, and then its result."""
+    """The part that a batch was started as, and then its result."""
 
-    staged: Staged
     part: PipelineRows
     resized: _Resized | None = None
     failure: str | None = None
@@ -134,7 +133,7 @@ class DaliQueue:
         device_id = options.device_id
         self._device = torch.device("cpu") if device_id is None else torch.device("cuda", device_id)
         self._pipeline: DaliPipeline | None = None
-        self._started: deque[_Started] = deque()
+        self._started: dict[Staged, _Started] = {}  # in the order of submission
         self._borrowed = Borrowed()
 
     def prepare(self, batch_size: int) -> None:
@@ -173,7 +172,7 @@ class DaliQueue:
         Returns:
             True if the batch is under way, or has nothing to start.
         """
-        if self._find(staged) is not None:
+        if staged in self._started:
             return True
         if len(self._started) >= _STARTED:
             return False
@@ -182,21 +181,21 @@ class DaliQueue:
             return not parts
         (part,) = parts
         if self._limit_bytes is not None:
-            there = sum(each.part.size_bytes for each in self._started if each.under_way) + self._borrowed.size_bytes
-            if there + part.size_bytes > self._limit_bytes:
+            running = sum(each.part.size_bytes for each in self._started.values() if each.under_way)
+            if running + self._borrowed.size_bytes + part.size_bytes > self._limit_bytes:
                 return False
         try:
             self._submit(staged, part)
         except PipelineError:
             return False  # reported when the batch is asked for
-        self._started.append(_Started(staged, part))
+        self._started[staged] = _Started(part)
         return True
 
     def drop(self, staged: Staged) -> None:
         """Forgets a batch that was started and will not be asked for."""
-        if self._find(staged) is not None:
+        if staged in self._started:
             self._collect_until(staged)
-            self._forget(staged)
+            self._started.pop(staged, None)  # lost when another failed
 
     def images(self, staged: Staged, part: PipelineRows) -> list[torch.Tensor]:
         """Decodes a part of a batch, started or not, and resizes it on the current stream.
@@ -209,13 +208,12 @@ class DaliQueue:
             PipelineError: if DALI fails.
         """
         self._collect_until(staged)
-        started = self._find(staged)
+        started = self._started.pop(staged, None)
         if started is None:  # or lost when another failed
             if self._limit_bytes is not None:
                 self._borrowed.wait(self._limit_bytes - part.size_bytes)
             self._submit(staged, part)
             return self._collect(staged, part).images
-        self._forget(staged)
         if started.failure is not None:
             raise PipelineError(started.failure)
         assert started.resized is not None
@@ -234,14 +232,8 @@ class DaliQueue:
             self._pipeline.rebuild()
         self._started.clear()
 
-    def _find(self, staged: Staged) -> _Started | None:
-        return next((each for each in self._started if each.staged is staged), None)
-
-    def _forget(self, staged: Staged) -> None:
-        self._started = deque(each for each in self._started if each.staged is not staged)
-
     def _drop_under_way(self) -> None:
-        self._started = deque(each for each in self._started if not each.under_way)
+        self._started = {staged: each for staged, each in self._started.items() if not each.under_way}
 
     def _submit(self, staged: Staged, part: PipelineRows) -> None:
         """Submits a part to the pipeline; a failure loses the batches under way."""
@@ -263,15 +255,15 @@ class DaliQueue:
 
     def _collect_until(self, last: Staged | None) -> None:
         """Collects the batches under way up to one of them, or all."""
-        for each in list(self._started):
+        for staged, each in list(self._started.items()):
             if each.under_way:
                 try:
-                    each.resized = self._collect(each.staged, each.part)
+                    each.resized = self._collect(staged, each.part)
                 except PipelineError as error:
                     each.failure = str(error)
                     self._drop_under_way()
                     return
-            if each.staged is last:
+            if staged is last:
                 return
 
     def _collect(self, staged: Staged, part: PipelineRows) -> _Resized:

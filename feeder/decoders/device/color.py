@@ -13,18 +13,12 @@ import numpy as np
 import torch
 
 from feeder.decoders.device.rows import per_image
+from feeder.decoders.gpu.normalize import gray_level, mean_level
 from feeder.decoders.op_math import blur_weights
 from feeder.decoders.tensors import to_device
 from feeder.system.arrays import AnyArray
 
 __all__ = ["ADJUSTMENTS", "autocontrast", "blur", "equalize", "grayscale", "invert", "posterize", "solarize"]
-
-
-def _gray(images: torch.Tensor) -> torch.Tensor:
-    """Returns Pillow's gray level, int32 [n, 1, H, W]: (19595 R + 38470 G + 7471 B) / 65536, rounded."""
-    red, green, blue = images.int()[:, :, None].unbind(1)
-    weighted: torch.Tensor = red * 19595 + green * 38470 + blue * 7471 + 32768
-    return weighted >> 16
 
 
 def _over(values: torch.Tensor, divisor: float) -> torch.Tensor:
@@ -49,12 +43,12 @@ def _brightness(images: torch.Tensor, factors: AnyArray) -> torch.Tensor:
 
 
 def _contrast(images: torch.Tensor, factors: AnyArray) -> torch.Tensor:
-    mean = _over(_gray(images).sum((1, 2, 3), dtype=torch.int64), images.shape[2] * images.shape[3])
-    return _blend(torch.floor(mean + 0.5).float().reshape(-1, 1, 1, 1), images, factors)
+    mean = mean_level(gray_level(images, 1).sum((1, 2)), images.shape[2] * images.shape[3])
+    return _blend(mean.reshape(-1, 1, 1, 1), images, factors)
 
 
 def _saturation(images: torch.Tensor, factors: AnyArray) -> torch.Tensor:
-    return _blend(_gray(images).float(), images, factors)
+    return _blend(gray_level(images, 1)[:, None].float(), images, factors)
 
 
 def _sharpness(images: torch.Tensor, factors: AnyArray) -> torch.Tensor:
@@ -137,7 +131,7 @@ ADJUSTMENTS: dict[str, Callable[[torch.Tensor, AnyArray], torch.Tensor]] = {
 
 def grayscale(images: torch.Tensor) -> torch.Tensor:
     """Returns the gray level in three channels."""
-    return _gray(images).to(torch.uint8).expand_as(images)
+    return gray_level(images, 1)[:, None].to(torch.uint8).expand_as(images)
 
 
 def posterize(images: torch.Tensor, bits: AnyArray) -> torch.Tensor:

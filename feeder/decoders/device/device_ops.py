@@ -25,6 +25,7 @@ from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
 from feeder.transforms.op import Params, ProbabilityOp, SizeBounds
 from feeder.transforms.photometric import COLOR_STEPS
+from feeder.transforms.target_ops import TARGET_OPS
 
 __all__ = ["DEVICE_OPS", "check_device_ops", "run_on_device"]
 
@@ -75,7 +76,7 @@ def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
         return "its augmentations run on the CPU alone"
     if type(op) not in (*DEVICE_OPS, T.Normalize):
         return "it is no op of feeder.transforms"
-    for each in op.inner_ops if isinstance(op, Branches) else ():
+    for each in op.inner_ops:
         if (problem := _problem(each, extent, is_batched)) is not None:
             return f"of {type(each).__name__} in it: {problem}"
 
@@ -113,10 +114,6 @@ def run_on_device(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tenso
     return DEVICE_OPS[type(op)](images, op, params) if len(images) else images
 
 
-def _all(images: torch.Tensor) -> Int64s:
-    return np.arange(len(images))
-
-
 def _jitter(images: torch.Tensor, op: T.ColorJitter | T.RandomPhotometricDistort, params: Params) -> torch.Tensor:
     order = params["order"]
     for place in range(order.shape[1]):
@@ -151,7 +148,9 @@ def _adjust(images: torch.Tensor, rows: Int64s, name: str, strengths: AnyArray) 
 
 
 def _blur(images: torch.Tensor, op: T.GaussianBlur, params: Params) -> torch.Tensor:
-    change_rows(images, _all(images), lambda some, part: color.blur(some, params["sigma"][part], op.kernel_size))
+    change_rows(
+        images, np.arange(len(images)), lambda some, part: color.blur(some, params["sigma"][part], op.kernel_size)
+    )
     return images
 
 
@@ -198,7 +197,7 @@ def _mix_chains(images: torch.Tensor, op: T.AugMix, params: Params) -> torch.Ten
             mixed += per_image(weights[:, 1 + chain], some) * _augment(some.clone(), op, drawn)
         return mixed.to(torch.uint8)  # cut, not rounded, as torchvision does it
 
-    change_rows(images, _all(images), run)
+    change_rows(images, np.arange(len(images)), run)
     return images
 
 
@@ -216,20 +215,21 @@ def _augment(images: torch.Tensor, op: _Automatic, params: Params) -> torch.Tens
     return images
 
 
+_AUGMENTATIONS: dict[str, Callable[[torch.Tensor, Float64s], torch.Tensor]] = {
+    "Posterize": color.posterize,
+    "Solarize": lambda images, thresholds: color.solarize(images, 255.0 * thresholds),
+    "AutoContrast": lambda images, _: color.autocontrast(images),
+    "Equalize": lambda images, _: color.equalize(images),
+    "Invert": lambda images, _: color.invert(images),
+}
+
+
 def _augment_once(images: torch.Tensor, rows: Int64s, kind: str, magnitudes: Float64s) -> None:
     """Does an augmentation that doesn't move pixels; the others change nothing here."""
     if kind in ENHANCEMENTS:
         _adjust(images, rows, ENHANCEMENTS[kind], 1.0 + magnitudes)
-    elif kind == "Posterize":
-        change_rows(images, rows, lambda some, part: color.posterize(some, magnitudes[part]))
-    elif kind == "Solarize":
-        change_rows(images, rows, lambda some, part: color.solarize(some, 255.0 * magnitudes[part]))
-    elif kind == "AutoContrast":
-        change_rows(images, rows, lambda some, _: color.autocontrast(some))
-    elif kind == "Equalize":
-        change_rows(images, rows, lambda some, _: color.equalize(some))
-    elif kind == "Invert":
-        change_rows(images, rows, lambda some, _: color.invert(some))
+    elif kind in _AUGMENTATIONS:
+        change_rows(images, rows, lambda some, part: _AUGMENTATIONS[kind](some, magnitudes[part]))
 
 
 def _move(
@@ -272,12 +272,11 @@ def _nothing(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tensor:
 
 
 DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]] = {
+    **dict.fromkeys(TARGET_OPS, _nothing),
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
     T.CenterCrop: _crop,
     T.CornerCrop: _crop,
-    T.ClampBoundingBoxes: _nothing,
-    T.ClampKeyPoints: _nothing,
     T.ColorJitter: _jitter,
     T.GaussianBlur: _blur,
     T.Grayscale: _if_drawn(lambda some, _: color.grayscale(some)),
@@ -287,14 +286,14 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.RandomAdjustSharpness: _if_drawn(_sharpen),
     T.RandomAffine: _move,
     T.RandomApply: _branch,
-    T.RandomAutocontrast: _if_drawn(lambda some, _: color.autocontrast(some)),
+    T.RandomAutocontrast: _if_drawn(_AUGMENTATIONS["AutoContrast"]),
     T.RandomChoice: _branch,
     T.RandomCrop: _crop,
-    T.RandomEqualize: _if_drawn(lambda some, _: color.equalize(some)),
+    T.RandomEqualize: _if_drawn(_AUGMENTATIONS["Equalize"]),
     T.RandomErasing: _erase,
     T.RandomGrayscale: _if_drawn(lambda some, _: color.grayscale(some)),
     T.RandomHorizontalFlip: _if_drawn(lambda some, _: some.flip(3)),
-    T.RandomInvert: _if_drawn(lambda some, _: color.invert(some)),
+    T.RandomInvert: _if_drawn(_AUGMENTATIONS["Invert"]),
     T.RandomOrder: _branch,
     T.RandomPerspective: _move,
     T.RandomPhotometricDistort: _distort,
@@ -304,8 +303,6 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.RandomSolarize: _if_drawn(lambda some, op: color.solarize(some, np.full(len(some), op.threshold))),
     T.RandomVerticalFlip: _if_drawn(lambda some, _: some.flip(2)),
     T.Resize: _resize,
-    T.SanitizeBoundingBoxes: _nothing,
-    T.SanitizeKeyPoints: _nothing,
     T.ToDtype: _nothing,  # one to uint8; after any other the images are kernel 1's
     T.TrivialAugmentWide: _augment,
 }

@@ -17,7 +17,8 @@ from feeder.decoders import gpu
 from feeder.decoders.device.device_ops import check_device_ops, run_on_device
 from feeder.decoders.device.erase import erase
 from feeder.decoders.device.fused import Erasing, fused_from, fused_parameters
-from feeder.decoders.staged.trainer_decoder import Padding
+from feeder.decoders.staged.staged import by_size
+from feeder.decoders.staged.trainer_decoder import Padding, StagedView
 from feeder.decoders.stored_boxes import flipped_turns
 from feeder.decoders.tensors import to_device
 from feeder.system.arrays import Uint8s
@@ -80,12 +81,10 @@ class Finisher:
             codes = flipped_turns(codes, fused.flip)
             color = fused.color(self._device)
 
-        scale, bias = self._affine
         result = gpu.normalize(
             images,
             size,
-            scale=scale,
-            bias=bias,
+            affine=self._affine,
             dtype=getattr(torch, self._recipe.output_dtype),
             layout=layout,
             channels_last=channels_last,
@@ -97,10 +96,11 @@ class Finisher:
         return result
 
     @functools.cached_property
-    def _affine(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _affine(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Scale and bias on the device, copied once, with a wait: a later call may be on another stream."""
-        affine = self._recipe.affine
-        scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
+        if self._recipe.affine is None:
+            return None
+        scale, bias = (torch.tensor(each, device=self._device) for each in self._recipe.affine)
         return scale, bias
 
     def _run(
@@ -117,6 +117,26 @@ class Finisher:
         for op, params in zip(self._recipe.rest, rest, strict=False):
             pixels = run_on_device(pixels, op, params)
         return pixels.contiguous()
+
+    def view(
+        self, images: torch.Tensor, view: StagedView, *, turn: Uint8s | None = None, channels_last: bool = False
+    ) -> torch.Tensor:
+        """Finishes the images of a view, all of one size, or padded to one.
+
+        Args:
+            images: uint8 [N, bytes], [H, W, 3] after the base path; a smaller image has the first bytes of its row.
+            view: The view; its recipe is this one's.
+            turn: uint8 [N], each image's turn.
+            channels_last: Memory format of the output.
+
+        Returns:
+            [N, 3, H, W] of the recipe's output dtype.
+        """
+        if view.padding is not None:
+            return self.padded(images, view.rest, view.padding, turn=turn, channels_last=channels_last)
+        size = view.size or self._recipe.output_size
+        assert size is not None
+        return self(images, size, view.rest, turn=turn, channels_last=channels_last)
 
     def padded(
         self,
@@ -147,8 +167,7 @@ class Finisher:
             memory_format=torch.channels_last if channels_last else torch.contiguous_format,
         ).fill_(padding.value)
 
-        for height, width in np.unique(padding.sizes, axis=0).tolist():
-            rows = np.flatnonzero((padding.sizes == (height, width)).all(axis=1))
+        for (height, width), rows in by_size(padding.sizes):
             base_height, base_width = recipe.base_size or (height, width)
             here = to_device(rows, images.device)
             some = images[here, : 3 * base_height * base_width].contiguous()

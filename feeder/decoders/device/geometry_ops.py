@@ -124,26 +124,31 @@ def _nearest(images: torch.Tensor, matrices: Float64s, around: torch.Tensor) -> 
     return torch.where(inside[:, None], _at(images, column, row), around)
 
 
-def _bilinear(images: torch.Tensor, matrices: Float64s, around: torch.Tensor) -> torch.Tensor:
+def _between(
+    images: torch.Tensor, matrices: Float64s
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the column and the row, int64 [n, H, W], that each pixel's source is behind, how far, float64
+    [n, 1, H, W], and whether it is inside the image."""
     x, y, inside = _sources(images, matrices)
     left, top = x.floor(), y.floor()
-    dx, dy = (x - left)[:, None], (y - top)[:, None]
-    column, row = left.long(), top.long()
+    return left.long(), top.long(), (x - left)[:, None], (y - top)[:, None], inside[:, None]
+
+
+def _bilinear(images: torch.Tensor, matrices: Float64s, around: torch.Tensor) -> torch.Tensor:
+    column, row, dx, dy, inside = _between(images, matrices)
     lines = []
     for below in (0, 1):
         first, second = (_at(images, column + k, row + below).double() for k in (0, 1))
         lines.append(first + (second - first) * dx)
     blended = lines[0] + (lines[1] - lines[0]) * dy
-    return torch.where(inside[:, None], blended.to(torch.uint8), around)
+    return torch.where(inside, blended.to(torch.uint8), around)
 
 
 def _bicubic(images: torch.Tensor, matrices: Float64s, around: torch.Tensor) -> torch.Tensor:
-    x, y, inside = _sources(images, matrices)
-    left, top = x.floor(), y.floor()
-    dx, dy = (x - left)[:, None], (y - top)[:, None]
-    column, row = left.long() - 1, top.long() - 1
-    lines = [_cubic([_at(images, column + k, row + below).double() for k in range(4)], dx) for below in range(4)]
-    return torch.where(inside[:, None], _cubic(lines, dy).clamp_(0.0, 255.0).to(torch.uint8), around)
+    column, row, dx, dy, inside = _between(images, matrices)
+    near = range(-1, 3)
+    lines = [_cubic([_at(images, column + k, row + below).double() for k in near], dx) for below in near]
+    return torch.where(inside, _cubic(lines, dy).clamp_(0.0, 255.0).to(torch.uint8), around)
 
 
 def _cubic(points: list[torch.Tensor], d: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, Color, output_t
 from feeder.errors import ArgumentError
 from feeder.system.arguments import check_one_of
 
-__all__ = ["gray_mean", "normalize"]
+__all__ = ["gray_level", "gray_mean", "mean_level", "normalize"]
 
 _LAYOUTS = ("nhwc", "nchw")
 
@@ -20,17 +20,15 @@ def normalize(
     images: torch.Tensor,
     size: tuple[int, int],
     *,
-    scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    affine: tuple[torch.Tensor, torch.Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
     layout: str = "nhwc",
     channels_last: bool = False,
     turn: torch.Tensor | None = None,
     color: Color | None = None,
-    out: torch.Tensor | None = None,
     using: str = "auto",
 ) -> torch.Tensor:
-    """Turns, colors and normalizes a batch: out = pixel (0-255) * scale + bias.
+    """Turns, colors and normalizes a batch: out = pixel (0-255), or pixel * scale + bias.
 
     Tolerance: for outputs of the usual size (under 5), the kernel and the reference are both within 1e-6, and half a
     unit in the last place of ``dtype``, of exact arithmetic. With ``color``, a blend on the edge between two levels may
@@ -39,14 +37,12 @@ def normalize(
     Args:
         images: uint8, contiguous, N images of ``size`` as stored (see Note [Turns]), each of 3 * H * W bytes.
         size: (H, W) of the output.
-        scale: float32 [3]; None is 1.
-        bias: float32 [3]; None is 0.
+        affine: scale and bias, float32 [3] each; None for the pixels themselves.
         dtype: float32, float16, bfloat16; or uint8, which takes neither scale nor bias.
         layout: Order of a stored image's bytes, "nhwc" or "nchw".
         channels_last: Memory format of the output.
         turn: integers [N], 0-7, see Note [Turns]; None is 0.
         color: Brightness, contrast and saturation.
-        out: [N, 3, H, W] of ``dtype`` and memory format, filled; None makes one.
         using: "auto", "triton" or "torch".
 
     Returns:
@@ -56,9 +52,9 @@ def normalize(
         ArgumentError: for an argument that does not fit.
     """
     _check(images, size, layout)
-    if dtype == torch.uint8 and not (scale is None and bias is None):
+    if dtype == torch.uint8 and affine is not None:
         raise ArgumentError("dtype uint8 takes no scale or bias; ask for a float dtype")
-    out = output_tensor(len(images), size, dtype, channels_last, images.device, out)
+    out = output_tensor(len(images), size, dtype, channels_last, images.device)
     if len(images) == 0:
         return out
     mean = None
@@ -68,9 +64,9 @@ def normalize(
         from feeder.decoders.gpu.normalize_kernel import launch
 
         with launching_on(images.device):
-            launch(images, size, out, scale, bias, layout, turn, color, mean)
+            launch(images, size, out, affine, layout, turn, color, mean)
     else:
-        _reference(images, size, out, scale, bias, layout, turn, color, mean)
+        _reference(images, size, out, affine, layout, turn, color, mean)
     return out
 
 
@@ -103,19 +99,19 @@ def gray_mean(
         from feeder.decoders.gpu.normalize_kernel import launch_gray_sum
 
         with launching_on(images.device):
-            return _mean_level(launch_gray_sum(images, size, color, layout), math.prod(size))
+            return mean_level(launch_gray_sum(images, size, color, layout), math.prod(size))
     # A turn moves pixels and does not change the mean.
     pixels = _stored(images, size, layout)
     mean = torch.zeros(len(pixels), device=images.device)
     for column in range(color.steps.shape[1]):
         here = color.steps[:, column] == CONTRAST
         if bool(here.any()):
-            mean = torch.where(here, _mean_level(_gray(pixels).sum((1, 2)), math.prod(size)), mean)
+            mean = torch.where(here, mean_level(gray_level(pixels).sum((1, 2)), math.prod(size)), mean)
         pixels = _step(pixels, color, column, mean)
     return mean
 
 
-def _mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
+def mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
     """Returns the mean of ``count`` whole numbers with these sums (int64), rounded half up, float32.
 
     Computed in whole numbers: on a GPU torch multiplies by the reciprocal, so that some halves would be rounded down.
@@ -127,8 +123,7 @@ def _reference(
     images: torch.Tensor,
     size: tuple[int, int],
     out: torch.Tensor,
-    scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    affine: tuple[torch.Tensor, torch.Tensor] | None,
     layout: str,
     turn: torch.Tensor | None,
     color: Color | None,
@@ -141,11 +136,7 @@ def _reference(
         for column in range(color.steps.shape[1]):
             pixels = _step(pixels, color, column, nothing if mean is None else mean)
 
-    values = pixels if scale is None and bias is None else pixels.float()
-    if scale is not None:
-        values = values * scale
-    if bias is not None:
-        values = values + bias
+    values = pixels if affine is None else pixels.float() * affine[0] + affine[1]
     out.copy_(values.permute(0, 3, 1, 2))
 
 
@@ -172,9 +163,10 @@ def _turned(images: torch.Tensor, size: tuple[int, int], layout: str, turn: torc
     return result
 
 
-def _gray(pixels: torch.Tensor) -> torch.Tensor:
-    """Returns Pillow's gray level, int32: (19595 R + 38470 G + 7471 B) / 65536, rounded."""
-    red, green, blue = pixels.int().unbind(-1)
+def gray_level(pixels: torch.Tensor, channels: int = -1) -> torch.Tensor:
+    """Returns Pillow's gray level, int32, without the dimension of channels: (19595 R + 38470 G + 7471 B) / 65536,
+    rounded."""
+    red, green, blue = pixels.int().unbind(channels)
     weighted: torch.Tensor = red * 19595 + green * 38470 + blue * 7471 + 32768
     return weighted >> 16
 
@@ -183,7 +175,7 @@ def _step(pixels: torch.Tensor, color: Color, column: int, mean: torch.Tensor) -
     """Applies one step of color, to uint8."""
     step = color.steps[:, column, None, None, None]
     factor = color.factors[:, column, None, None, None].float()
-    gray = _gray(pixels)[..., None].float()
+    gray = gray_level(pixels)[..., None].float()
     target = torch.where(step == CONTRAST, mean[:, None, None, None], torch.where(step == BRIGHTNESS, 0.0, gray))
     blended = (target + factor * (pixels.float() - target)).clamp(0.0, 255.0).to(torch.uint8)
     return torch.where(step == 0, pixels, blended)

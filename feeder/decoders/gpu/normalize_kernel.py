@@ -202,25 +202,11 @@ def or_nothing(values: torch.Tensor | None, like: torch.Tensor) -> Any:
     return like if values is None else values
 
 
-def affine_of(
-    scale: torch.Tensor | None, bias: torch.Tensor | None, like: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Both as the kernels take them, or neither."""
-    if scale is None and bias is None:
-        return None, None
-    scales, biases = on_device(scale, torch.float32, like), on_device(bias, torch.float32, like)
-    return (
-        torch.ones(3, device=like.device) if scales is None else scales,
-        torch.zeros(3, device=like.device) if biases is None else biases,
-    )
-
-
 def launch(
     images: torch.Tensor,
     size: tuple[int, int],
     out: torch.Tensor,
-    scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    affine: tuple[torch.Tensor, torch.Tensor] | None,
     layout: str,
     turn: torch.Tensor | None,
     color: Color | None,
@@ -228,13 +214,13 @@ def launch(
 ) -> None:
     """Launches kernel 1 on the current stream; arguments as in ``normalize``."""
     height, width = size
-    scales, biases = affine_of(scale, bias, images)
+    numbers = [on_device(each, torch.float32, images) for each in affine or (None, None)]
     turns = on_device(turn, torch.int32, images)
     channels_last = not out.is_contiguous()
-    shared = [or_nothing(each, images) for each in (scales, biases, turns)]
+    shared = [or_nothing(each, images) for each in (*numbers, turns)]
     flags: dict[str, Any] = {
         "HEIGHT": height, "WIDTH": width, "NCHW": layout == "nchw", "TURN": turn is not None,
-        "AFFINE": scales is not None, **COMPILE,
+        "AFFINE": affine is not None, **COMPILE,
     }  # fmt: skip
 
     if channels_last and color is None:

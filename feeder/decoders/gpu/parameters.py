@@ -118,22 +118,12 @@ def output_tensor(
     dtype: torch.dtype,
     channels_last: bool,
     device: torch.device,
-    out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Returns the tensor to write to: ``out``, or a new one.
+    """Returns a new tensor to write to.
 
     Raises:
-        ArgumentError: if ``out`` does not fit.
+        ArgumentError: for another dtype.
     """
     check_one_of("dtype", dtype, DTYPES)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    shape = (count, 3, *size)
-    if out is None:
-        return torch.empty(shape, dtype=dtype, device=device, memory_format=layout)
-    fits = out.shape == shape and out.dtype == dtype and out.device == device
-    if not fits or not out.is_contiguous(memory_format=layout):
-        raise ArgumentError(
-            f"out must be {dtype} {list(shape)} on {device}, {str(layout).removeprefix('torch.')}; "
-            f"got {out.dtype} {list(out.shape)} on {out.device} with strides {out.stride()}"
-        )
-    return out
+    return torch.empty((count, 3, *size), dtype=dtype, device=device, memory_format=layout)

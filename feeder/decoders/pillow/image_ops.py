@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,24 +17,18 @@ from feeder.system.arrays import AnyArray, Float32s, Float64s
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS, timm_matrix
 from feeder.transforms.choice import Branches
 from feeder.transforms.photometric import COLOR_STEPS
+from feeder.transforms.target_ops import TARGET_OPS
 
 __all__ = ["ARRAY_OPS", "IMAGE_OPS", "Row", "normal"]
 
 # One sample's drawn parameters by name.
 Row = Mapping[str, Any]
 
-_RESAMPLING: dict[str, Any] = {
-    "nearest": Image.Resampling.NEAREST,
-    "nearest-exact": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+_RESAMPLING: dict[str, Any] = {each.name.lower(): each for each in Image.Resampling}
+_RESAMPLING["nearest-exact"] = Image.Resampling.NEAREST
 
 
-def _window(image: Image.Image, row: Row) -> Image.Image:
+def _window(image: Image.Image, op: T.Op, row: Row) -> Image.Image:
     """Returns the drawn window; Pillow fills the part outside the image with zeros."""
     top, left, height, width = (int(row[name]) for name in ("top", "left", "height", "width"))
     return image.crop((left, top, left + width, top + height))
@@ -47,9 +41,9 @@ def _resize(image: Image.Image, op: Any, row: Row) -> Image.Image:
 
 
 def _pad_image(
-    image: Image.Image, padding: tuple[int, int, int, int], fill: tuple[int, int, int], padding_mode: str
+    image: Image.Image, padding: Iterable[int], fill: tuple[int, int, int], padding_mode: str = "constant"
 ) -> Image.Image:
-    left, top, right, bottom = padding
+    left, top, right, bottom = map(int, padding)
     if padding_mode == "constant":
         padded = Image.new("RGB", (image.width + left + right, image.height + top + bottom), fill)
         padded.paste(image, (left, top))
@@ -59,20 +53,18 @@ def _pad_image(
 
 
 def _add_border(image: Image.Image, op: T.LetterBox | T.RandomZoomOut, row: Row) -> Image.Image:
-    left, top, right, bottom = (int(side) for side in row["padding"])
-    return _pad_image(image, (left, top, right, bottom), op.fill, "constant")
+    return _pad_image(image, row["padding"], op.fill)
 
 
 def _random_crop(image: Image.Image, op: T.RandomCrop, row: Row) -> Image.Image:
     if "padding" in row:
-        left, top, right, bottom = (int(side) for side in row["padding"])
-        image = _pad_image(image, (left, top, right, bottom), op.fill, op.padding_mode)
+        image = _pad_image(image, row["padding"], op.fill, op.padding_mode)
     if image.height < op.size[0] or image.width < op.size[1]:
         raise DecodeError(
             f"RandomCrop of {op.size[0]}x{op.size[1]} (height x width) is larger than the image, "
             f"{image.height}x{image.width}; resize first, or set pad_if_needed=True"
         )
-    return _window(image, row)
+    return _window(image, op, row)
 
 
 def _rotate(image: Image.Image, op: T.RandomRotation, row: Row) -> Image.Image:
@@ -117,6 +109,14 @@ _ADJUSTMENTS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "saturation": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
     "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
     "hue": _shift_hue,
+}
+_AUGMENTATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "Identity": lambda image, _: image,
+    "Posterize": lambda image, bits: _posterize(image, int(bits)),
+    "Solarize": lambda image, threshold: _solarize(image, 255.0 * threshold),
+    "AutoContrast": lambda image, _: ImageOps.autocontrast(image),
+    "Equalize": lambda image, _: ImageOps.equalize(image),
+    "Invert": lambda image, _: ImageOps.invert(image),
 }
 
 
@@ -217,23 +217,13 @@ def _augment(image: Image.Image, op: _Automatic, row: Row) -> Image.Image:
 
 
 def _augment_once(image: Image.Image, op: _Automatic, kind: str, magnitude: float) -> Image.Image:
-    if kind == "Identity":
-        return image
     if kind == "Rotate":
         return image.rotate(magnitude, _RESAMPLING[op.interpolation], fillcolor=op.fill)
     if (matrix := augmentation_matrix(kind, magnitude, image.width, image.height)) is not None:
         return _warp(image, op, matrix)
-    if kind == "Posterize":
-        return _posterize(image, int(magnitude))
-    if kind == "Solarize":
-        return _solarize(image, 255.0 * magnitude)
-    if kind == "AutoContrast":
-        return ImageOps.autocontrast(image)
-    if kind == "Equalize":
-        return ImageOps.equalize(image)
-    if kind == "Invert":
-        return ImageOps.invert(image)
-    return _ADJUSTMENTS[ENHANCEMENTS[kind]](image, 1.0 + magnitude)
+    if kind in ENHANCEMENTS:
+        return _ADJUSTMENTS[ENHANCEMENTS[kind]](image, 1.0 + magnitude)
+    return _AUGMENTATIONS[kind](image, magnitude)
 
 
 def _timm_augment(image: Image.Image, op: T.TimmRandAugment, row: Row) -> Image.Image:
@@ -277,12 +267,11 @@ def _nothing(image: Any, op: T.Op, row: Row) -> Any:
 
 
 IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
+    **dict.fromkeys(TARGET_OPS, _nothing),
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
-    T.CenterCrop: lambda image, _, row: _window(image, row),
-    T.CornerCrop: lambda image, _, row: _window(image, row),
-    T.ClampBoundingBoxes: _nothing,
-    T.ClampKeyPoints: _nothing,
+    T.CenterCrop: _window,
+    T.CornerCrop: _window,
     T.ColorJitter: _color_jitter,
     T.GaussianBlur: _blur,
     T.GaussianNoise: _as_array(_add_noise),
@@ -295,41 +284,36 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
     T.RandomAffine: _move,
     T.RandomApply: _branch,
-    T.RandomAutocontrast: _if_drawn(lambda image, _: ImageOps.autocontrast(image)),
+    T.RandomAutocontrast: _if_drawn(_AUGMENTATIONS["AutoContrast"]),
     T.RandomChoice: _branch,
     T.RandomCrop: _random_crop,
-    T.RandomEqualize: _if_drawn(lambda image, _: ImageOps.equalize(image)),
+    T.RandomEqualize: _if_drawn(_AUGMENTATIONS["Equalize"]),
     T.RandomErasing: _as_array(_erase_array),
     T.RandomGrayscale: _if_drawn(lambda image, _: _grayscale(image)),
     T.RandomHorizontalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
-    T.RandomIoUCrop: lambda image, _, row: _window(image, row),
-    T.RandomInvert: _if_drawn(lambda image, _: ImageOps.invert(image)),
+    T.RandomIoUCrop: _window,
+    T.RandomInvert: _if_drawn(_AUGMENTATIONS["Invert"]),
     T.RandomOrder: _branch,
     T.RandomPerspective: _move,
     T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
     T.RandomResize: _resize,
-    T.RandomResizedCrop: lambda image, op, row: _resize(_window(image, row), op, row),
+    T.RandomResizedCrop: lambda image, op, row: _resize(_window(image, op, row), op, row),
     T.RandomRotation: _rotate,
     T.RandomShortestSize: _resize,
     T.RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
     T.RandomVerticalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)),
     T.RandomZoomOut: _add_border,
     T.Resize: _resize,
-    T.SanitizeBoundingBoxes: _nothing,
-    T.SanitizeKeyPoints: _nothing,
     T.ScaleJitter: _resize,
     T.TimmRandAugment: _timm_augment,
     T.TrivialAugmentWide: _augment,
 }
 
 ARRAY_OPS: dict[type[T.Op], Callable[[Float32s, Any, Row], Float32s]] = {
-    T.ClampBoundingBoxes: _nothing,
-    T.ClampKeyPoints: _nothing,
+    **dict.fromkeys(TARGET_OPS, _nothing),
     T.GaussianNoise: _add_noise,
     T.Lambda: lambda array, op, row: op.call(array, int(row["key"])),
     T.RandomErasing: _erase_array,
     T.RandomHorizontalFlip: lambda array, _, row: array[:, :, ::-1] if row["flip"] else array,
-    T.SanitizeBoundingBoxes: _nothing,
-    T.SanitizeKeyPoints: _nothing,
 }

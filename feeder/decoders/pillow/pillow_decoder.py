@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,6 @@ from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.system.arrays import Float32s, Int32s, Uint8s
 from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
-from feeder.transforms.choice import Branches
 from feeder.transforms.function import kept_generators
 from feeder.transforms.values import compose_affine
 
@@ -67,9 +65,8 @@ class PillowDecoder(Decoder):
         is_float = False
         for op in recipe.ops:
             is_float = is_float or (isinstance(op, _VALUE_OPS) and not _keeps_uint8(op))
-            known: Any = ARRAY_OPS if is_float else IMAGE_OPS
-            ops = (op, *op.inner_ops) if isinstance(op, Branches) else (op,)
-            unknown = [each for each in ops if not isinstance(each, _VALUE_OPS) and type(each) not in known]
+            known = {*(ARRAY_OPS if is_float else IMAGE_OPS), *_VALUE_OPS}
+            unknown = [each for each in (op, *op.inner_ops) if type(each) not in known]
             if unknown:
                 raise BackendError(
                     f"backend 'pillow' can't run {type(unknown[0]).__name__}, which is no op of feeder.transforms; "

@@ -10,7 +10,7 @@ import numpy as np
 
 from feeder.decoders.decoder import Buffer
 from feeder.errors import ArgumentError
-from feeder.system.arrays import Int64s, Records, Uint8s
+from feeder.system.arrays import Int32s, Int64s, Records, Uint8s
 
 __all__ = ["ROW", "RowKind", "Staged", "by_size"]
 
@@ -80,11 +80,16 @@ class Staged:
         """Returns the rows of one view alone."""
         return Staged(self.rows[number :: self.views], self.payloads[number :: self.views])
 
-    def pixels(self, length: int) -> tuple[Int64s, Uint8s]:
-        """Returns the rows that workers have decoded, int64 [R], and their pixels, uint8 [R, length]: a smaller image
-        takes the first bytes of its row."""
+    @property
+    def length(self) -> int:
+        """Bytes of the largest image that is made of a row."""
+        return 3 * int(self.rows["size"].prod(axis=1).max())
+
+    def pixels(self) -> tuple[Int64s, Uint8s]:
+        """Returns the rows that workers have decoded, int64 [R], and their pixels, uint8 [R, :attr:`length`]: a smaller
+        image takes the first bytes of its row."""
         here = np.flatnonzero(self.rows["kind"] == RowKind.PIXELS)
-        pixels = np.zeros((len(here), length), np.uint8)
+        pixels = np.zeros((len(here), self.length), np.uint8)
         for row, out in zip(here.tolist(), pixels, strict=True):
             payload = np.frombuffer(self.payloads[row], np.uint8)
             out[: len(payload)] = payload
@@ -173,8 +178,7 @@ class Staged:
         return cls(rows.view(ROW), payloads, parts[0].views)
 
 
-def by_size(rows: Records) -> Iterator[tuple[tuple[int, int], Int64s]]:
-    """Each (height, width) that rows are resized to, and which they are: images that are still to be turned may be as
-    high as others are wide."""
-    for height, width in np.unique(rows["size"], axis=0).tolist():
-        yield (height, width), np.flatnonzero((rows["size"] == (height, width)).all(axis=1))
+def by_size(sizes: Int32s) -> Iterator[tuple[tuple[int, int], Int64s]]:
+    """Yields each (height, width) among sizes, int32 [N, 2], and the places where it stands."""
+    for height, width in np.unique(sizes, axis=0).tolist():
+        yield (height, width), np.flatnonzero((sizes == (height, width)).all(axis=1))

@@ -16,6 +16,7 @@ import numpy as np
 
 from feeder import _native
 from feeder.decoders.decoder import MAX_PIXELS, Buffer
+from feeder.decoders.image_header import PNG_SIGNATURE, png_chunks
 from feeder.errors import DecodeError
 from feeder.system.arrays import AnyArray, Float32s, Int32s, Int64s, Uint8s
 from feeder.transforms.matrices import affine_matrix
@@ -26,7 +27,6 @@ __all__ = ["check_mask", "decode_mask", "move_mask"]
 
 MaskArray = Uint8s | Int32s
 
-_PNG = b"\x89PNG\r\n\x1a\n"
 _HEAD_BYTES = 26
 _GRAY, _PALETTE = 0, 3
 _COLORS = {2: "RGB", 4: "gray and alpha", 6: "RGBA"}
@@ -83,7 +83,7 @@ def check_mask(data: Buffer, sizes: Collection[tuple[int, int]]) -> None:
 def _header(data: Buffer) -> tuple[int, int, int]:
     """Returns a mask's width and height, pixels, and its bits a pixel."""
     head = bytes(data[:_HEAD_BYTES])
-    if len(head) < _HEAD_BYTES or head[:8] != _PNG or head[12:16] != b"IHDR":
+    if len(head) < _HEAD_BYTES or head[:8] != PNG_SIGNATURE or head[12:16] != b"IHDR":
         raise DecodeError(
             f"a mask must be a PNG; this member starts with {head[:8]!r}: write masks as PNGs, which keep each number"
         )
@@ -104,14 +104,12 @@ def _numbers(data: memoryview, height: int, width: int, depth: int) -> AnyArray 
     """Decodes a PNG of 8 or 16 bits a pixel, faster than Pillow; None if Pillow is to decode or refuse it."""
     if len(data) < 29 or data[28] != 0:  # interlaced
         return None
-    position, parts = len(_PNG), []
-    while position + 8 <= len(data):
-        length, kind = struct.unpack_from(">I4s", data, position)
+    parts = []
+    for kind, start, end in png_chunks(data):
         if kind == b"IDAT":
-            parts.append(data[position + 8 : position + 8 + length])
+            parts.append(data[start:end])
         elif parts:
             break
-        position += 12 + length
     row_bytes = width * depth // 8
     size = height * (1 + row_bytes)
     try:

@@ -11,7 +11,7 @@ from feeder.loader.generic.generic_worker import BatchResult
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.slots.slots import Slots
 from feeder.system.arrays import Uint8s
-from feeder.system.memory import available_bytes
+from feeder.system.cores import available_bytes
 
 __all__ = ["BatchSlots", "Pending", "PendingBatches"]
 

@@ -15,7 +15,7 @@ from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError
 from feeder.loader.slots.slots import Slots
 from feeder.system.arrays import AnyArray, Int64s, Uint8s
-from feeder.system.memory import available_bytes
+from feeder.system.cores import available_bytes
 
 __all__ = ["HELD_BATCHES", "Layout", "Ring", "Samples", "Sizes", "SlotView", "plan_slots"]
 

@@ -23,7 +23,7 @@ from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard
 from feeder.shard.write.shared_output import FinishedAttempt
 from feeder.system.progress import Progress
-from feeder.system.ray_address import cant_join, check_ray_address
+from feeder.system.ray_cluster import cant_join, check_ray_address
 
 __all__ = ["open_ray"]
 

@@ -22,7 +22,7 @@ from feeder.shard.write.store_output import locked_output, previewed_output
 from feeder.shard.write.write_run import Run
 from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
-from feeder.system.quiet_ray import quiet_ray
+from feeder.system.ray_cluster import quiet_ray
 
 __all__ = [
     "Progress",

@@ -39,7 +39,7 @@ def machine() -> dict[str, Any]:
         "memory_free_gib": _memory_gib("SC_AVPHYS_PAGES"),
         "kernel": platform.release().partition("-")[0],
         "commit": _commit(),
-        "versions": {name: value for name, value in _without_paths(versions()).items() if name != "platform"},
+        "versions": _without_paths(versions()),
         "arguments": [os.path.basename(a) if os.path.isabs(a) else a for a in sys.argv[1:]],
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -13,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feeder.decoders.packed import is_packed_field
+from feeder.decoders.registry import dali_is_installed
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.packed_samples import packed_decoder
 from feeder.shard.source.labels import label_text
@@ -141,22 +141,15 @@ def _dali(task: RivalTask) -> Feed:
     return Feed(dali_batches(task))
 
 
-def _not_installed(module: str, package: str) -> str | None:
-    with contextlib.suppress(ImportError):  # a parent package is missing
-        if importlib.util.find_spec(module) is not None:
-            return None
-    return f"not installed (pip install {package})"
-
-
 def _webdataset_missing(path: str, folder: str | None) -> str | None:
     if not is_shards(path):
         return "reads tars only: run `feeder shard` on the images, and measure the shards"
-    return _not_installed("webdataset", "webdataset")
+    return None if importlib.util.find_spec("webdataset") else "not installed (pip install webdataset)"
 
 
 def _dali_missing(path: str, folder: str | None) -> str | None:
-    if missing := _not_installed("nvidia.dali", "nvidia-dali-cuda130"):
-        return missing
+    if not dali_is_installed():
+        return "not installed (pip install nvidia-dali-cuda130)"
     if is_shards(path) and "npy" in image_fields(path):
         return "decodes images only, and these shards hold raw pixels"
     if folder is None and is_packed_set(path):

@@ -27,8 +27,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 
 from feeder.errors import FeederError
-from feeder.tools.browse.renderer import Renderer
-from feeder.tools.browse.set_pages import SetPages
+from feeder.tools.browse.set_pages import Renderer, SetPages
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.browse.training import Training
 

@@ -20,9 +20,8 @@ from feeder.errors import DecodeError
 from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray, Uint8s
 from feeder.tools.browse.set_view import SetView
-from feeder.transforms.boxes import Boxes, move_boxes
+from feeder.transforms.boxes import Boxes, move_boxes, move_points
 from feeder.transforms.moves import upright
-from feeder.transforms.points import move_points
 
 __all__ = ["SMALL_PX", "Overlays", "Pictures", "jpeg", "png"]
 

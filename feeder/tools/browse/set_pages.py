@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from starlette.convertors import Convertor, register_url_convertor
+import jinja2
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
 from feeder.system.arguments import check_int
 from feeder.tools.browse.kinds import GROUPS, ORDERS
 from feeder.tools.browse.pictures import Pictures, png
-from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.set_view import ClassRow, SampleChoice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
 
-__all__ = ["CLASSES_AT_ONCE", "ROWS_AT_ONCE", "SetPages"]
+__all__ = ["CLASSES_AT_ONCE", "ROWS_AT_ONCE", "Renderer", "SetPages"]
 
 ROWS_AT_ONCE = 60
 _EPOCHS = 8  # of which crops are shown
@@ -31,19 +33,6 @@ _NO_PICTURE = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="192" height="192"><rect width="192" height="192" fill="#888"/>'
     '<text x="96" y="100" text-anchor="middle" font-family="sans-serif" fill="#fff">not readable</text></svg>'
 )
-
-
-class _Number(Convertor[int]):
-    regex = "[0-9]{1,20}"  # Python does not read any number of digits
-
-    def convert(self, value: str) -> int:
-        return int(value)
-
-    def to_string(self, value: int) -> str:
-        return str(value)
-
-
-register_url_convertor("number", _Number())
 
 
 class SetPages:
@@ -64,13 +53,13 @@ class SetPages:
         self.routes = [
             Route("/", self.set),
             Route("/samples", self.samples),
-            Route("/sample/{id:number}", self.sample),
-            Route("/member/{id:number}/{number:number}", self.member),
+            Route("/sample/{id}", self.sample),
+            Route("/member/{id}/{number}", self.member),
             Route("/classes", self.classes),
             Route("/batch", self.batch),
-            Route("/small/{id:number}", self.small),
-            Route("/whole/{id:number}", self.whole),
-            Route("/crop/{id:number}", self.crop),
+            Route("/small/{id}", self.small),
+            Route("/whole/{id}", self.whole),
+            Route("/crop/{id}", self.crop),
             Route("/step-image", self.step_image),
         ]
 
@@ -186,7 +175,7 @@ class SetPages:
 
     def member(self, request: Request) -> Response:
         """A further image of a sample, by its member's number."""
-        i, number = self._id(request), request.path_params["number"]
+        i, number = self._id(request), _as_number("member", request.path_params["number"])
         members = self._view.members(i)
         if number >= len(members):
             raise ArgumentError(f"sample {i:,} has no member {number}")
@@ -214,7 +203,7 @@ class SetPages:
         return self._id(request), *_draws(request, Step()), _number(request, "view")
 
     def _id(self, request: Request) -> int:
-        i: int = request.path_params["id"]
+        i = _as_number("sample", request.path_params["id"])
         if i >= len(self._view):
             raise ArgumentError(f"there is no sample {i:,}: the set has {len(self._view):,}")
         return i
@@ -260,3 +249,37 @@ def _picture(make: Callable[[], bytes]) -> Response:
         return Response(_NO_PICTURE, media_type="image/svg+xml")
     kind = "image/png" if data.startswith(b"\x89PNG") else "image/jpeg"
     return Response(data, media_type=kind, headers={"Cache-Control": "private, max-age=600"})
+
+
+# Characters that HTML forbids even as references: control characters, and the lone surrogates of file names.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+class Renderer:
+    """Makes pages of templates, in which all text is escaped.
+
+    Args:
+        shared: Values that all pages have.
+    """
+
+    def __init__(self, **shared: Any) -> None:
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            # File names may have what HTML can't: lone surrogates, control characters.
+            finalize=lambda value: _FORBIDDEN.sub("\ufffd", value) if type(value) is str else value,
+        )
+        self._templates.globals.update(shared)
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        """Returns a page.
+
+        Args:
+            template: File name of the template.
+            status: Status of the answer.
+            values: Values of the template.
+        """
+        return HTMLResponse(self._templates.get_template(template).render(values), status)

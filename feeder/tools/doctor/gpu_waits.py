@@ -21,7 +21,8 @@ from feeder.system.child_python import child_python
 from feeder.system.text import count
 from feeder.tools.doctor.finding import WAITS, Finding
 from feeder.tools.instrument.hooks import LoaderHooks, own_line
-from feeder.tools.instrument.launch import read_script, run_script
+from feeder.tools.instrument.launch import run_script
+from feeder.tools.instrument.script_file import read_source
 
 __all__ = ["WaitCollector", "find_waits"]
 
@@ -104,7 +105,7 @@ def find_waits(
         BackendError: if there is no CUDA device here; the script is not run.
         SourceError: if there is no such script, or it is not Python.
     """
-    read = read_script(script)
+    read = read_source(script)
     if enable is None:
         _need_gpu()
     collector = WaitCollector(enable or _debug_mode)

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 
 from feeder.tools.doctor.finding import Finding, Level
-from feeder.tools.doctor.script_file import ScriptSource, read_source
 from feeder.tools.doctor.script_loops import LOOP_RULES, has_backward, is_copy, mistakes
 from feeder.tools.doctor.script_names import Default, Names, arguments_of, text_of
+from feeder.tools.instrument.script_file import ScriptSource, read_source
 
 __all__ = ["RULES", "check_script", "check_source"]
 
@@ -39,10 +39,10 @@ _ACCELERATED = re.compile(r"\b(cuda|gpu|xpu|hpu|npu|nccl|local_rank)\b")
 
 
 def check_script(path: str) -> list[Finding]:
-    """Looks for the classic mistakes in a script or notebook.
+    """Looks for the classic mistakes in a script.
 
     Args:
-        path: A ``.py`` or ``.ipynb`` file.
+        path: The file.
 
     Returns:
         The findings, by line.

@@ -8,21 +8,16 @@ from typing import Any, NamedTuple
 
 __all__ = ["Default", "Names", "arguments_of", "text_of"]
 
+# Names that the rules know, by other names of theirs, and those that a ``*`` imports.
 _CANONICAL = {
     "torch.utils.data.dataloader.DataLoader": "torch.utils.data.DataLoader",
     "torch.utils.data.distributed.DistributedSampler": "torch.utils.data.DistributedSampler",
-    "torch.utils.data.dataset.TensorDataset": "torch.utils.data.TensorDataset",
-    "torch.nn.parallel.DataParallel": "torch.nn.DataParallel",
-    "torch.nn.parallel.data_parallel.DataParallel": "torch.nn.DataParallel",
-    "torch.nn.parallel.distributed.DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
     "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader": "torchdata.stateful_dataloader."
     "StatefulDataLoader",
 }
 _STARRED = {
-    "torch.utils.data": ("DataLoader", "TensorDataset", "DistributedSampler", "Dataset"),
-    "torch": ("nn", "optim", "cuda", "zeros", "ones", "randn", "rand", "tensor", "arange", "load", "save"),
-    "torch.nn": ("Module", "DataParallel"),
-    "feeder": ("DataLoader", "FolderDataset", "ShardDataset"),
+    "torch.utils.data": ("DataLoader", "DistributedSampler"),
+    "feeder": ("DataLoader",),
 }
 
 

@@ -9,6 +9,7 @@ Note [Meters in workers]
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import struct
 import time
@@ -46,7 +47,7 @@ class MeteredInit:
 
 def _write(file: int, fetch: Fetch) -> None:
     with contextlib.suppress(OSError):  # a full disk must not end the training
-        os.write(file, _ROW.pack(*fetch[1:]))
+        os.write(file, _ROW.pack(*fetch))
 
 
 def meter_fetching(note: Callable[[Fetch], None]) -> None:
@@ -87,7 +88,7 @@ def _meter(kind: Any, note: Callable[[Fetch], None]) -> None:
         end = time.monotonic_ns()
         for middle in collated:
             dataset, cpu, queued = (after - before for after, before in zip(middle, start, strict=True))
-            note(Fetch(os.getpid(), start[0], dataset, cpu, queued, end - middle[0]))
+            note(Fetch(start[0], dataset, cpu, queued, end - middle[0]))
         return found
 
     metered.__wrapped__ = original  # type: ignore[attr-defined]
@@ -110,11 +111,8 @@ def _queued_ns() -> int:
 
 def read_fetches(prefix: str) -> Iterator[Fetch]:
     """Yields the batches that the workers recorded under a prefix."""
-    folder, start = os.path.split(prefix)
-    for name in sorted(os.listdir(folder)):
-        pid = name[len(start) :]
-        if name.startswith(start) and pid.isdigit():
-            with open(os.path.join(folder, name), "rb") as file:
-                data = file.read()
-            for row in _ROW.iter_unpack(data[: len(data) // _ROW.size * _ROW.size]):
-                yield Fetch(int(pid), *row)
+    for path in sorted(glob.glob(f"{glob.escape(prefix)}*")):
+        with open(path, "rb") as file:
+            data = file.read()
+        for row in _ROW.iter_unpack(data[: len(data) // _ROW.size * _ROW.size]):
+            yield Fetch(*row)

@@ -10,51 +10,35 @@ import builtins
 import os
 import sys
 from collections.abc import Sequence
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 
-from feeder.errors import SourceError
 from feeder.tools.commands.common import EXIT_INTERRUPTED
+from feeder.tools.instrument.script_file import ScriptSource
 
-__all__ = ["read_script", "run_script"]
-
-
-def read_script(path: str) -> CodeType:
-    """Returns a script's code.
-
-    Raises:
-        SourceError: if there is no such script, or it is not Python.
-    """
-    try:
-        with open(path, "rb") as file:
-            return compile(file.read(), path, "exec", dont_inherit=True)
-    except OSError as error:
-        raise SourceError(f"can't read the script {path}: {error.strerror}") from None
-    except (SyntaxError, ValueError) as error:
-        raise SourceError(f"{path} is not valid Python: {error}") from None
+__all__ = ["run_script"]
 
 
-def run_script(code: CodeType, arguments: Sequence[str]) -> int:
+def run_script(script: ScriptSource, arguments: Sequence[str]) -> int:
     """Runs a script in this process, and prints its uncaught exception as Python would.
 
     Args:
-        code: The script's code.
+        script: The script.
         arguments: The script's arguments.
 
     Returns:
         The exit code that Python would end with.
     """
-    path = code.co_filename
     module = ModuleType("__main__")
-    module.__file__ = path
+    module.__file__ = script.path
     module.__dict__["__builtins__"] = builtins
     module.__spec__ = None
     sys.modules["__main__"] = module
-    sys.argv[:] = [path, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    sys.argv[:] = [script.path, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script.path))
 
     error: BaseException | None = None
     try:
-        exec(code, module.__dict__)
+        exec(compile(script.tree, script.path, "exec", dont_inherit=True), module.__dict__)
     except BaseException as raised:
         error = raised
     sys.stdout.flush()

@@ -34,7 +34,6 @@ class Fetch(NamedTuple):
     """One batch made by torch's own worker or, without workers, by the training loop.
 
     Attributes:
-        pid: The process.
         start_ns: Time at which it began.
         dataset_ns: Time in the data set.
         dataset_cpu_ns: Part of that on a processor.
@@ -43,7 +42,6 @@ class Fetch(NamedTuple):
         collate_ns: Time in ``collate_fn``.
     """
 
-    pid: int
     start_ns: int
     dataset_ns: int
     dataset_cpu_ns: int

@@ -12,18 +12,17 @@ from collections.abc import Sequence
 
 from feeder.system.cores import cores, local_world_size
 from feeder.system.nvml import Nvml, open_nvml
-from feeder.system.process_usage import stat_fields
+from feeder.system.process_usage import cpu_seconds_by_process
 from feeder.system.text import say
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
-from feeder.tools.instrument.launch import read_script, run_script
+from feeder.tools.instrument.launch import run_script
 from feeder.tools.instrument.record import Sample
-from feeder.tools.profile.analysis import analyse
-from feeder.tools.profile.text_report import render
+from feeder.tools.instrument.script_file import read_source
+from feeder.tools.profile.analysis import analyse, render
 from feeder.tools.terminal import columns
 
 __all__ = ["profile"]
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _MOST_SAMPLES = 4000
 
 
@@ -40,7 +39,7 @@ def profile(script: str, arguments: Sequence[str]) -> int:
     Raises:
         SourceError: if there is no such script, or it is not Python.
     """
-    read = read_script(script)
+    read = read_source(script)
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="feeder-profile-", ignore_cleanup_errors=True))
@@ -76,7 +75,7 @@ class _Sampler:
         self._interval_s = interval_s
         self._gpus = [(nvml, gpu) for gpu in nvml.visible()] if isinstance(nvml, Nvml) else []
         self._end = threading.Event()
-        self._busy: dict[int, int] = {}
+        self._busy: dict[int, float] = {}
         self._last_ns = time.monotonic_ns()
         self._thread = threading.Thread(target=self._run, name="feeder profile", daemon=True)
 
@@ -104,29 +103,12 @@ class _Sampler:
                 self._interval_s *= 2
 
     def _look(self) -> None:
-        own = os.getpid()
         now_ns = time.monotonic_ns()
-        busy: dict[int, int] = {}
-        for pid in [own, *_below(own)]:
-            fields = stat_fields(pid)
-            if fields is not None:
-                busy[pid] = int(fields[11]) + int(fields[12])
-
+        busy = cpu_seconds_by_process()
         elapsed_s = max(1e-6, (now_ns - self._last_ns) / 1e9)
-        used = {pid: (ticks - self._busy.get(pid, 0)) * _TICK_S / elapsed_s for pid, ticks in busy.items()}
-        own_cores = used.pop(own, 0.0)
+        used = {pid: (spent_s - self._busy.get(pid, 0.0)) / elapsed_s for pid, spent_s in busy.items()}
+        own_cores = used.pop(os.getpid(), 0.0)
         gpus = {gpu.index: nvml.busy(gpu) for nvml, gpu in self._gpus}
         self.samples.append(Sample(now_ns, own_cores, sum(used.values()), gpus))
         self._busy = busy
         self._last_ns = now_ns
-
-
-def _below(pid: int) -> list[int]:
-    """Returns all descendants of a process. Reads their lists of children only, not every process of the machine."""
-    found = [pid]
-    for parent in found:
-        with contextlib.suppress(OSError):  # it has ended
-            for task in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
-                    found += map(int, file.read().split())
-    return found[1:]

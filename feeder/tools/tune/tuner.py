@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from feeder.dataset.subset import as_feeder
-from feeder.decoders.registry import Dali, available_decoders, get_decoder
-from feeder.errors import ArgumentError, BackendError
+from feeder.decoders.registry import Dali, available_decoders
+from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import WorkerOptions
 from feeder.system.arguments import check_int, check_positive
@@ -22,7 +22,6 @@ from feeder.tools.trial import run, step_rate
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Outcome, Search, Space
 from feeder.tools.tune.setting import Setting
-from feeder.transforms import Recipe, Views
 
 __all__ = ["tune"]
 
@@ -193,7 +192,7 @@ def _source(data: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
         unless_given["seed"] = 0
 
     dataset: Any = as_feeder(probe.dataset) or probe.dataset
-    backends = () if backend is None else (backend,) if wanted != "auto" else _backends(dataset.recipe)
+    backends = () if backend is None else (backend,) if wanted != "auto" else available_decoders(dataset.recipe)
     given: dict[str, Any] = {}
     if isinstance(arguments.get("num_workers"), int):
         given["num_workers"] = arguments["num_workers"]
@@ -204,16 +203,3 @@ def _source(data: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     baseline = Setting(**{"num_workers": 0, **given}, backend=backend)
     check_int("num_workers", baseline.num_workers, 0)
     return _Source(make, rest, backends), baseline
-
-
-def _backends(recipe: Recipe | Views) -> tuple[str, ...]:
-    """Returns the available backends that can run the recipe."""
-    return tuple(name for name in available_decoders() if _runs(name, recipe))
-
-
-def _runs(name: str, recipe: Recipe | Views) -> bool:
-    try:
-        get_decoder(name, recipe)
-    except BackendError:
-        return False
-    return True

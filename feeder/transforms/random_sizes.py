@@ -1,19 +1,20 @@
-"""Resizes of the shorter side to a random length, as detection and segmentation models take them."""
+"""Resizes to random sizes, as detection and segmentation models take them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.transforms.arguments import check_interpolation, check_size
-from feeder.transforms.op import Drawn, IntArray, ResizeOp, SizeBounds, Uniforms
+from feeder.transforms.arguments import check_interpolation, check_range, check_size
+from feeder.transforms.op import IntArray, ResizeOp, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
-__all__ = ["RandomResize", "RandomShortestSize"]
+__all__ = ["RandomResize", "RandomShortestSize", "ScaleJitter"]
 
 
 @dataclass(frozen=True, init=False)
@@ -30,8 +31,6 @@ class RandomResize(ResizeOp):
         ArgumentError: for an argument outside its range.
     """
 
-    draws_from_size = False
-
     min_size: int
     max_size: int
     interpolation: str
@@ -44,10 +43,10 @@ class RandomResize(ResizeOp):
         filter_name = check_interpolation(interpolation, antialias)
         self._set(min_size=min_size, max_size=max_size, interpolation=filter_name)
 
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+    def resized(self, uniforms: Uniforms, sizes: IntArray) -> IntArray:
         length = self.min_size + (uniforms(1) * (self.max_size - self.min_size)).astype(np.int64)
-        resized = (length * sizes / sizes.min(axis=1, keepdims=True)).astype(np.int64)
-        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
+        resized: IntArray = (length * sizes / sizes.min(axis=1, keepdims=True)).astype(np.int64)
+        return resized
 
     def extent(self, extent: SizeBounds) -> SizeBounds:
         return SizeBounds((self.min_size, self.min_size))
@@ -90,14 +89,14 @@ class RandomShortestSize(ResizeOp):
             interpolation=check_interpolation(interpolation, antialias),
         )
 
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+    def resized(self, uniforms: Uniforms, sizes: IntArray) -> IntArray:
         """Draws sizes with torchvision's rounding; at least one pixel."""
         lengths = np.array(self.min_size, np.int64)[(uniforms(1)[:, 0] * len(self.min_size)).astype(np.int64)]
         scale = lengths / sizes.min(axis=1)
         if self.max_size is not None:
             scale = np.minimum(scale, self.max_size / sizes.max(axis=1))
         resized: IntArray = np.maximum((sizes * scale[:, None]).astype(np.int64), 1)
-        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
+        return resized
 
     def extent(self, extent: SizeBounds) -> SizeBounds:
         if self.max_size is not None:
@@ -115,3 +114,49 @@ def _check_lengths(value: object) -> tuple[int, ...]:
 
 def _check_longest(value: Any) -> int | None:
     return None if value is None else check_size("max_size", value)[0]
+
+
+@dataclass(frozen=True, init=False)
+class ScaleJitter(ResizeOp):
+    """Resizes the image by a random factor, keeping its aspect ratio (Ghiasi et al., "Simple Copy-Paste", 2021).
+
+    The output's size depends on the image and the draw; a crop of fixed size belongs after it.
+
+    Args:
+        target_size: Two lengths in pixels: at scale 1 the image's height is at most the second and its width at most
+            the first, as in torchvision; an int makes a square.
+        scale_range: (min, max) of the scale.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        antialias: True; anything else than None is refused.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    draws_from_size = True
+
+    target_size: tuple[int, int]
+    scale_range: tuple[float, float]
+    interpolation: str
+
+    def __init__(
+        self,
+        target_size: int | Sequence[int] | ByEpoch,
+        scale_range: Sequence[float] = (0.1, 2.0),
+        interpolation: object = "bilinear",
+        antialias: bool | None = True,
+    ) -> None:
+        self._set(
+            target_size=check_by_epoch(target_size, partial(check_size, "target_size")),
+            scale_range=check_range("scale_range", scale_range, low=1e-6),
+            interpolation=check_interpolation(interpolation, antialias),
+        )
+
+    def resized(self, uniforms: Uniforms, sizes: IntArray) -> IntArray:
+        low, high = self.scale_range
+        factor = (np.array(self.target_size[::-1]) / sizes).min(axis=1) * (low + uniforms(1)[:, 0] * (high - low))
+        resized: IntArray = np.maximum((sizes * factor[:, None]).astype(np.int64), 1)
+        return resized
+
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds()

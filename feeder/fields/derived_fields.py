@@ -1,4 +1,4 @@
-"""Fields of which each epoch has another entry."""
+"""Fields made of other values: by a function of the caller's, or as one entry of a list."""
 
 from __future__ import annotations
 
@@ -8,9 +8,53 @@ from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field, MissingValueError, shown
-from feeder.fields.function_field import kind_of
 
-__all__ = ["Choice"]
+__all__ = ["Apply", "Choice", "kind_of"]
+
+
+@dataclass(frozen=True)
+class Apply(Field):
+    """The value that a function of the member's bytes returns, made in the workers. A batch has a list of N.
+
+    A module's function can be pickled; with a ``lambda``, a local function or one of the script itself, workers are
+    forked. Its exceptions become a DecodeError that names the sample, so ``on_error="skip"`` replaces such samples.
+
+    Args:
+        function: Takes bytes; returns any object that can be pickled.
+        optional, fill: See :class:`Field`.
+
+    Raises:
+        ArgumentError: if it is no function.
+    """
+
+    function: Callable[[bytes], Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.function):
+            raise ArgumentError(f"Apply takes a function of a member's bytes, got {self.function!r}")
+
+    def parse(self, data: bytes, draw: float = 0.0) -> Any:
+        try:
+            return self.function(data)
+        except Exception as error:
+            name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+            raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+def kind_of(kind: Any) -> Field:
+    """Returns a kind, or the kind of a function of bytes.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    if isinstance(kind, Field):
+        return kind
+    if isinstance(kind, type) and issubclass(kind, Field):
+        raise ArgumentError(f"{kind.__name__} is a class; write {kind.__name__}()")
+    if callable(kind):
+        return Apply(kind)
+    raise ArgumentError(f"expected a kind such as feeder.fields.Text(), or a function of bytes, got {kind!r}")
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
-import os
 import tokenize
 import warnings
 from dataclasses import dataclass
@@ -12,8 +10,6 @@ from dataclasses import dataclass
 from feeder.errors import SourceError
 
 __all__ = ["ScriptSource", "parse", "read_source"]
-
-_MAX_BYTES = 10 << 20
 
 
 @dataclass(frozen=True)
@@ -36,20 +32,21 @@ class ScriptSource:
 
 
 def read_source(path: str) -> ScriptSource:
-    """Reads a ``.py`` script or an ``.ipynb`` notebook.
+    """Reads a script.
 
     Raises:
-        SourceError: if the file is absent, too large, not text or not Python; the message names the place.
+        SourceError: if the file is absent, not text or not Python; the message names the place.
     """
     try:
-        size = os.path.getsize(path)
-        if size > _MAX_BYTES:
-            raise SourceError(f"expected a training script, found {size >> 20} MiB in {path}")
-        with open(path, "rb") as file:
-            data = file.read()
+        with tokenize.open(path) as file:
+            return parse(path, file.read())
     except OSError as error:
         raise SourceError(f"expected a Python script, can't read {path}: {error.strerror}") from None
-    return parse(path, _decoded(path, data))
+    except (UnicodeDecodeError, SyntaxError) as error:  # or an encoding that Python does not know
+        raise SourceError(
+            f"{path}: can't be read as text: {error}; save it as UTF-8, or name its encoding in the first line: "
+            "# -*- coding: latin-1 -*-"
+        ) from None
 
 
 def parse(path: str, text: str) -> ScriptSource:
@@ -71,17 +68,3 @@ def parse(path: str, text: str) -> ScriptSource:
         raise SourceError(f"{path}: can't be parsed as Python: {error}") from None
     assert isinstance(tree, ast.Module)
     return ScriptSource(path, tree, lines)
-
-
-def _decoded(path: str, data: bytes) -> str:
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return io.TextIOWrapper(io.BytesIO(data), encoding).read()
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise SourceError(
-            f"{path}:{line}: expected {error.encoding}, found byte 0x{data[error.start]:02x} at offset {error.start}; "
-            "save it as UTF-8, or name its encoding in the first line: # -*- coding: latin-1 -*-"
-        ) from None
-    except SyntaxError as error:  # an encoding that Python does not know, or a first line that is not UTF-8
-        raise SourceError(f"{path}: can't tell its encoding ({error.msg}); save it as UTF-8") from None

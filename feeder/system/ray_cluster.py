@@ -1,12 +1,14 @@
-"""The address of a Ray cluster."""
+"""Ray: the address of a cluster, and a driver without its daemons' messages."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
+from collections.abc import Iterator
 
-__all__ = ["cant_join", "check_ray_address"]
+__all__ = ["cant_join", "check_ray_address", "quiet_ray"]
 
 _TIMEOUT_S = 5.0
 _NONE_RUNS = "Could not find any running Ray instance"
@@ -45,3 +47,22 @@ def cant_join(address: str, error: Exception) -> str:
     if reason == _NONE_RUNS:
         reason = "none runs here"
     return f"can't join the Ray cluster {address!r}: {reason}"
+
+
+_SETTING = "RAY_DEDUP_LOGS_SKIP_REGEX"  # read when Ray is imported; log_to_driver=False leaves these messages
+
+
+@contextlib.contextmanager
+def quiet_ray() -> Iterator[None]:
+    """Has Ray print no messages of its cluster, such as a node's death, if the block is the first to import it.
+
+    A program that has imported Ray before, or has the setting already, keeps its own way.
+    """
+    if _SETTING in os.environ:
+        yield
+        return
+    os.environ[_SETTING] = "."
+    try:
+        yield
+    finally:
+        del os.environ[_SETTING]

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from feeder.system.ray_address import cant_join, check_ray_address
+from feeder.system.ray_cluster import cant_join, check_ray_address
 from tests.support.daemons import free_port
 
 
