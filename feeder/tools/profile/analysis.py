@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.tools.instrument.record import ProcessRecord
-from feeder.tools.profile.advice import Advice, Bound, advise, stage_text
+from feeder.tools.profile.advice import Advice, Bound, advise, fewer_threads, stage_text
 from feeder.tools.profile.times import LoaderTimes, MachineLoad, machine_load, overlap, times_of
 
 __all__ = ["Analysis", "analyse"]
@@ -83,5 +83,5 @@ def analyse(process: ProcessRecord, cores: int) -> Analysis:
     if not main.batches:
         return Analysis(loaders, main, None, share, load, stage_text(main), [])
     bound: Bound = "input" if share >= _INPUT_BOUND else "compute"
-    advice = advise(main, bound, load, cores)
+    advice = [*advise(main, bound, load, cores), *fewer_threads(process, cores)]
     return Analysis(loaders, main, bound, share, load, stage_text(main), advice)
