@@ -33,6 +33,7 @@ _LOADERS = {
 }
 # Libraries that place batches on the device themselves, and tell samplers the epoch; of transformers only its Trainer.
 _PREPARING = {"pytorch_lightning", "lightning", "lightning_fabric", "accelerate", "fastai", "deepspeed"}
+_TRAINER = re.compile(r"\b(from transformers\b.* import .*|transformers\.[\w.]*)Train(er|ing)")
 _IN_MEMORY = {"TensorDataset", "FakeData", "range", "list", "zip"}
 _WRAPPERS = {"Subset", "random_split", "ConcatDataset"}
 _ACCELERATED = re.compile(r"\b(cuda|gpu|xpu|hpu|npu|nccl|local_rank)\b")
@@ -70,7 +71,7 @@ class _Check:
 
         text = ast.unparse(source.tree)
         is_prepared = bool({module.partition(".")[0] for module in self._names.modules} & _PREPARING)
-        is_prepared = is_prepared or re.search(r"\btransformers\b.*Train(er|ing)", text) is not None
+        is_prepared = is_prepared or _TRAINER.search(text) is not None
         self._has_backward = has_backward(source.tree)
         self._places_batches = self._has_backward and not is_prepared and bool(_ACCELERATED.search(text))
         self._sets_epochs = is_prepared or "set_epoch" in text

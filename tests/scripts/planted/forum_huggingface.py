@@ -1,4 +1,4 @@
-# Finetune ViT on food101 without the Trainer (I want to understand each step)
+"""Finetune transformers on food101 without their Trainer (I want to understand each step)"""
 import os
 
 import evaluate
