@@ -28,10 +28,10 @@ STATEMENTS = {
     "service": 1_583,
     "shard": 8_630,
     "system": 691,
-    "tools": 4_600,
+    "tools": 4_599,
     "transforms": 2_586,
 }
-TOKENS = 455_283
+TOKENS = 455_279
 OWN_PARAMETERS = 15
 DENSE = 17
 

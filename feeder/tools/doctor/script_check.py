@@ -70,8 +70,8 @@ class _Check:
         self._calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
 
         text = ast.unparse(source.tree)
-        is_prepared = bool({module.partition(".")[0] for module in self._names.modules} & _PREPARING)
-        is_prepared = is_prepared or _TRAINER.search(text) is not None
+        prepared = {module.partition(".")[0] for module in self._names.modules} & _PREPARING
+        is_prepared = bool(prepared or _TRAINER.search(text))
         self._has_backward = has_backward(source.tree)
         self._places_batches = self._has_backward and not is_prepared and bool(_ACCELERATED.search(text))
         self._sets_epochs = is_prepared or "set_epoch" in text

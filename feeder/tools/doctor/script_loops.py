@@ -230,8 +230,7 @@ def _copies(dataset: ast.ClassDef) -> Iterator[ast.Call]:
             }
             for call, _, _ in _methods(ast.walk(function)):
                 device = _device_of(call)
-                is_own = device.endswith(".device") and device.partition(".")[0] in own
-                if _DEVICE.search(device) and not is_own:
+                if _DEVICE.search(device) and not (device.endswith(".device") and device.partition(".")[0] in own):
                     yield call
 
 
