@@ -88,8 +88,12 @@ def status_bytes(name: str, pid: int | None = None) -> int:
     return field_bytes(f"/proc/{'self' if pid is None else pid}/status", name)
 
 
-def stat_fields(pid: int) -> list[str] | None:
-    """Returns the fields of ``/proc/PID/stat`` after the name, which may hold blanks; None if the process has ended."""
+def stat_fields(pid: int | str) -> list[str] | None:
+    """Returns the fields of ``/proc/PID/stat`` after the name, which may hold blanks; None if the process has ended.
+
+    Args:
+        pid: The process, or a thread, such as "self/task/ID".
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()

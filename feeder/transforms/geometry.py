@@ -132,7 +132,7 @@ class RandomResizedCrop(SizedOp, ResizeOp):
         params = {"top": top, "left": left, "height": crop_height, "width": crop_width}
         params |= {"resized_height": resized[:, 0], "resized_width": resized[:, 1]}
         if self.interpolation == "random":  # by a number that no attempt takes
-            params["bicubic"] = (uniforms(3 + 2 * _ATTEMPTS)[:, -1] < 0.5).astype(np.uint8)
+            params["bicubic"] = (uniforms(3 + 2 * ATTEMPTS)[:, -1] < 0.5).astype(np.uint8)
         return Drawn(params, resized)
 
     def _attempt(self, height: IntArray, width: IntArray, uniform: FloatArray) -> tuple[IntArray, IntArray, Bools]:

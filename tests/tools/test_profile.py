@@ -151,6 +151,33 @@ def test_a_script_slowed_at_the_step_and_an_error_at_its_end(tmp_path: Path) -> 
     assert summary.startswith("Compute-bound")
 
 
+THREADS = """
+import os
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+torch.set_num_threads(int(sys.argv[1]))
+ones = torch.ones(1 << 20)
+for x in DataLoader(ones[:40], batch_size=10):
+    until = 0.2 + 1.5 * time.process_time()  # so that the ops outweigh the imports
+    while time.process_time() < until:
+        ones.exp()
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_more_threads_of_torch_than_cores_are_a_finding(tmp_path: Path, threads: int) -> None:
+    done = profile(tmp_path, THREADS, str(threads))
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert ("OMP_NUM_THREADS=1, or torch.set_num_threads(1) (not measured)" in said) == (threads == 4)
+    assert ("torch computes with 4 threads on 1 core" in said) == (threads == 4)
+
+
 FEEDER = """
 import os
 import signal

@@ -251,6 +251,18 @@ def test_the_gpu_sets_a_bound_to_what_waiting_costs() -> None:
     assert (advice.gain, advice.is_bound) == (2.0, True)
 
 
+@pytest.mark.parametrize(
+    ("threads", "busy", "is_named"),
+    [(8, 8, True), (8, 5, True), (8, 4, False), (64, 5, False), (4, 8, False), (0, 8, False)],
+)
+def test_most_of_torchs_threads_must_compute_before_they_are_too_many(threads: int, busy: int, is_named: bool) -> None:
+    record = process(loader([1.0] * 21, 99, workers=2))
+    record.torch_threads = threads
+    record.busy_threads = busy
+    titles = [advice.title for advice in analyse(record, cores=4).advice]
+    assert titles == ["OMP_NUM_THREADS=4, or torch.set_num_threads(4)"] * is_named
+
+
 def test_evaluation_inside_a_step_is_not_part_of_the_step() -> None:
     train = loader([10.0] * 4, 100)
     evaluate = loader([10.0] * 4, 10, start_ms=130, trained=False)  # ends at 210, in the second step of 120 to 220

@@ -31,8 +31,9 @@ _LOADERS = {
     "torch_geometric.loader.DataLoader",
     "feeder.DataLoader",
 }
-# Libraries that place batches on the device themselves, and tell samplers the epoch.
-_PREPARING = {"pytorch_lightning", "lightning", "lightning_fabric", "accelerate", "transformers", "fastai", "deepspeed"}
+# Libraries that place batches on the device themselves, and tell samplers the epoch; of transformers only its Trainer.
+_PREPARING = {"pytorch_lightning", "lightning", "lightning_fabric", "accelerate", "fastai", "deepspeed"}
+_TRAINER = re.compile(r"\b(from transformers\b.* import .*|transformers\.[\w.]*)Train(er|ing)")
 _IN_MEMORY = {"TensorDataset", "FakeData", "range", "list", "zip"}
 _WRAPPERS = {"Subset", "random_split", "ConcatDataset"}
 _ACCELERATED = re.compile(r"\b(cuda|gpu|xpu|hpu|npu|nccl|local_rank)\b")
@@ -69,7 +70,8 @@ class _Check:
         self._calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
 
         text = ast.unparse(source.tree)
-        is_prepared = bool({module.partition(".")[0] for module in self._names.modules} & _PREPARING)
+        prepared = {module.partition(".")[0] for module in self._names.modules} & _PREPARING
+        is_prepared = bool(prepared or _TRAINER.search(text))
         self._has_backward = has_backward(source.tree)
         self._places_batches = self._has_backward and not is_prepared and bool(_ACCELERATED.search(text))
         self._sets_epochs = is_prepared or "set_epoch" in text
@@ -197,6 +199,8 @@ class _Check:
         for each in ast.walk(loop):
             if isinstance(each, ast.comprehension) and _root(each.iter) in batch:
                 batch |= _names_in(each.target)
+            elif isinstance(each, ast.Assign) and not isinstance(each.value, ast.Call) and _root(each.value) in batch:
+                batch |= set[str]().union(*map(_names_in, each.targets))
 
         for call in ast.walk(loop):
             if isinstance(call, ast.Call) and _root(call.func) in batch and _is_blocking_copy(call):
@@ -207,7 +211,7 @@ class _Check:
 
 
 def _names_in(target: ast.expr) -> set[str]:
-    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _root(node: ast.expr) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feeder.tools.doctor.script_names import Names, arguments_of, text_of
 
@@ -27,7 +28,7 @@ LOOP_RULES = {
     ),
     "kept-graph": (
         "a loss that is kept with the graph of its step",
-        "The activations of every step stay in memory until the list or the sum goes.",
+        "The graph of every step stays in memory until the list or the sum goes, which grows with each step.",
         "keep loss.detach()",
     ),
     "no-grad": (
@@ -44,6 +45,11 @@ LOOP_RULES = {
         "a sample that is copied to the GPU by itself",
         "Workers that were forked can't use CUDA, and one copy a sample takes far longer than one a batch.",
         "return it on the CPU; copy the batch in the loop: .to(device, non_blocking=True)",
+    ),
+    "native-op": (
+        "an op that has no native form in this place",
+        "Pillow runs it, and with it all ops of the recipe that follow the first crops and resizes.",
+        "crops and resizes first, functions behind them; docs/transforms.md lists the ops that stay native",
     ),
 }
 _LOOPS = (ast.For, ast.AsyncFor)
@@ -75,12 +81,14 @@ def mistakes(tree: ast.Module, names: Names, loaders: set[str]) -> Iterator[Mist
     for node in ast.walk(tree):
         if isinstance(node, ast.For):
             yield from (Mistake("loader-in-epoch", call) for call in _loaders_of_epoch(node, names, loaders))
+        if isinstance(node, ast.For) or (isinstance(node, ast.FunctionDef) and node.name == "training_step"):
             yield from (Mistake("kept-graph", kept) for kept in _kept_graphs(node, trained))
         elif isinstance(node, ast.Call):
             workers = [each.value for each in node.keywords if each.arg == "num_workers"]
             if names.called(node) in loaders:
                 yield from (Mistake("too-many-workers", each) for each in workers if _is_times_cores(each, names))
             yield from (Mistake("resized-twice", call) for call in _resized_again(node, names))
+            yield from (Mistake("native-op", call) for call in _slow_ops(node, names))
         elif isinstance(node, ast.ClassDef) and any(re.search("(Dataset|Folder)$", ast.unparse(b)) for b in node.bases):
             yield from (Mistake("device-in-dataset", call) for call in _copies(node))
 
@@ -135,19 +143,30 @@ def _loaders_of_epoch(loop: ast.For, names: Names, loaders: set[str]) -> Iterato
                 yield call
 
 
-def _kept_graphs(loop: ast.For, trained: set[str]) -> Iterator[ast.expr]:
-    """Yields losses that are appended or added up in the loop that computes their gradients."""
-    steps = list(_steps(loop))
+def _kept_graphs(steps_of: ast.AST, trained: set[str]) -> Iterator[ast.expr]:
+    """Yields losses that are appended or added up in the loop that computes their gradients, or in a training_step."""
+    steps = list(_steps(steps_of))
     losses = _trained(steps)
+    if isinstance(steps_of, ast.FunctionDef):
+        losses |= {each.value.id for each in steps if isinstance(each, ast.Return) and isinstance(each.value, ast.Name)}
     for each in steps:
         if isinstance(each, ast.Assign) and re.search(r"\.(detach|item)\(\)$", ast.unparse(each.value)):
             losses -= {text_of(target) or "" for target in each.targets}
+
     for call, _, method in _methods(steps):
-        if method == "append" and len(call.args) == 1 and text_of(call.args[0]) in losses:
+        if method == "append" and len(call.args) == 1 and _terms(call.args[0]) & losses:
             yield call
     for each in steps:
-        if isinstance(each, ast.AugAssign) and text_of(each.value) in losses and text_of(each.target) not in trained:
-            yield each.value
+        if isinstance(each, ast.Assign | ast.AugAssign) and _terms(each.value) & losses:
+            targets = {text_of(each.target)} if isinstance(each, ast.AugAssign) else {*map(text_of, each.targets)}
+            is_sum = isinstance(each, ast.AugAssign) or targets & _terms(each.value)
+            if is_sum and not targets & (trained | losses):
+                yield each.value
+
+
+def _terms(node: ast.expr) -> set[str]:
+    """Returns the names that are added, multiplied and so on."""
+    return _terms(node.left) | _terms(node.right) if isinstance(node, ast.BinOp) else {text_of(node) or ""}
 
 
 def _is_times_cores(node: ast.expr, names: Names) -> bool:
@@ -155,40 +174,77 @@ def _is_times_cores(node: ast.expr, names: Names) -> bool:
     found = names.definition(node)
     if not isinstance(found, ast.BinOp) or not isinstance(found.op, ast.Mult):
         return False
-    counts = [(names.called(each) or "").endswith("cpu_count") for each in (found.left, found.right)]
+    counts = [(names.called(names.definition(each)) or "").endswith("cpu_count") for each in (found.left, found.right)]
     factors = [each.value for each in (found.left, found.right) if isinstance(each, ast.Constant)]
     return any(counts) and any(isinstance(factor, int) and factor >= 2 for factor in factors)
 
 
+def _ops(chain: ast.Call, names: Names) -> Iterator[ast.Call]:
+    """Yields the ops of a Compose or Sequential."""
+    if re.search(r"\b(Compose|Sequential)$", names.called(chain) or ""):
+        only = names.definition(chain.args[0]) if len(chain.args) == 1 else None
+        yield from (op for op in (only.elts if isinstance(only, ast.List) else chain.args) if isinstance(op, ast.Call))
+
+
 def _resized_again(chain: ast.Call, names: Names) -> Iterator[ast.Call]:
-    """Yields resizes in a Compose or Sequential before one to less."""
-    if not re.search(r"\b(Compose|Sequential)$", names.called(chain) or ""):
-        return
-    only = names.definition(chain.args[0]) if len(chain.args) == 1 else None
+    """Yields resizes before one to less."""
     last: tuple[ast.Call, int] | None = None
-    for op in only.elts if isinstance(only, ast.List) else chain.args:
-        if not isinstance(op, ast.Call) or not (names.called(op) or "").endswith(".Resize"):
-            continue
-        given = arguments_of(op, "size")[0].get("size", op)
-        sides = [each.value for each in ast.walk(given) if isinstance(each, ast.Constant)]
-        size = max((side for side in sides if isinstance(side, int)), default=0)
-        if last is not None and 0 < size < last[1]:
-            yield last[0]
-        last = op, size
+    for op in _ops(chain, names):
+        if re.search(r"\.(Resize|RandomResizedCrop)$", names.called(op) or ""):
+            given = arguments_of(op, "size")[0].get("size", op)
+            sides = [names.value(each) for each in ast.walk(given) if isinstance(each, ast.expr)]
+            size = max((side for side in sides if isinstance(side, int)), default=0)
+            if last is not None and 0 < size < last[1]:
+                yield last[0]
+            last = op, size
+
+
+def _slow_ops(chain: ast.Call, names: Names) -> Iterator[ast.Call]:
+    """Yields the first op that takes a recipe of feeder's from the kernels, by the ops whose arguments are literals."""
+    if names.called(chain) != "feeder.transforms.Compose":
+        return
+    calls = [*_ops(chain, names)]
+    ops: list[Any] = []
+    are_native: list[bool] = []
+    # From the first op on that can't be made here, nothing is known.
+    with contextlib.suppress(ImportError, ValueError, TypeError, AttributeError):
+        from feeder import transforms
+        from feeder.decoders.programs import has_programs
+
+        for call in calls:
+            kind = getattr(transforms, (names.called(call) or "").rpartition(".")[2])
+            given = [*map(ast.literal_eval, call.args)] if kind is not transforms.Lambda else [abs]
+            named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords if each.arg != "lambd"}
+            ops.append(kind(*given, **named))
+            are_native.append(has_programs(transforms.Recipe(tuple(ops))))
+    if are_native and not are_native[-1]:
+        yield calls[max((number for number, native in enumerate(are_native) if native), default=-1) + 1]
 
 
 def _copies(dataset: ast.ClassDef) -> Iterator[ast.Call]:
-    """Yields copies of single samples to a GPU."""
+    """Yields copies of single samples to a GPU, and tensors of a sample that are made there."""
     for function in dataset.body:
         if isinstance(function, ast.FunctionDef) and function.name == "__getitem__":
-            yield from (call for call, _, _ in _methods(ast.walk(function)) if is_copy(call))
+            own = {
+                each.id for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            }
+            for call, _, _ in _methods(ast.walk(function)):
+                device = _device_of(call)
+                if _DEVICE.search(device) and not (device.endswith(".device") and device.partition(".")[0] in own):
+                    yield call
 
 
 def is_copy(call: ast.Call) -> bool:
     """Returns whether a call copies to a device."""
+    is_method = isinstance(call.func, ast.Attribute) and call.func.attr in ("cuda", "to")
+    return is_method and bool(_DEVICE.search(_device_of(call)))
+
+
+def _device_of(call: ast.Call) -> str:
+    """Returns the text of the device that a call copies to, or makes something on; empty without one."""
     kind = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    device = arguments_of(call, "device")[0].get("device")
-    return kind == "cuda" or (kind == "to" and device is not None and bool(_DEVICE.search(ast.unparse(device))))
+    device = arguments_of(call, *(["device"] if kind == "to" else []))[0].get("device")
+    return "cuda" if kind == "cuda" else "" if device is None else ast.unparse(device)
 
 
 def _called_without_grad(tree: ast.Module) -> set[str]:

@@ -19,6 +19,7 @@ _STARRED = {
     "torch.utils.data": ("DataLoader", "DistributedSampler"),
     "feeder": ("DataLoader",),
 }
+_OPTIONS = {"args", "opt", "opts", "options", "arguments", "hparams", "config", "cfg"}
 
 
 class Default(NamedTuple):
@@ -45,6 +46,7 @@ class Names:
         self.modules: set[str] = set()
         self.assigned: dict[str, list[ast.expr]] = {}
         self.defaults: dict[str, Default] = {}
+        self._classes: set[str] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._import(node)
@@ -55,6 +57,10 @@ class Names:
                 self._assign(node.target, node.value)
                 if isinstance(node, ast.AugAssign):
                     self._assign(node.target, node.value)  # twice, so that it does not count as a constant
+            elif isinstance(node, ast.ClassDef):
+                self._classes.add(node.name)
+                for each in (each for each in node.body if isinstance(each, ast.Assign)):
+                    self.assigned.setdefault(f"{node.name}.{text_of(each.targets[0])}", []).append(each.value)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 self._option(node)
@@ -83,15 +89,11 @@ class Names:
         """Returns an expression's constant value, a :class:`Default` of the command line, or ``...`` for neither."""
         if isinstance(node, ast.Constant):
             return node.value
-        if isinstance(node, ast.Name):
-            values = self.assigned.get(node.id, [])
-            return values[0].value if len(values) == 1 and isinstance(values[0], ast.Constant) else ...
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            is_constant = node.value.id in ("args", "opt", "opts", "options", "arguments", "hparams", "config", "cfg")
-            assigned = self.assigned.get(f"{node.value.id}.{node.attr}")
-            if is_constant and not assigned:
-                return self.defaults.get(node.attr, ...)
-        return ...
+        if isinstance(node, ast.Attribute) and text_of(node.value) in _OPTIONS and text_of(node) not in self.assigned:
+            return self.defaults.get(node.attr, ...)
+        is_plain = isinstance(node, ast.Name) or text_of(getattr(node, "value", node)) in self._classes
+        found = self.definition(node) if is_plain else node
+        return found.value if isinstance(found, ast.Constant) else ...
 
     def definition(self, node: ast.expr) -> ast.expr:
         """Returns the expression assigned to a name, if there is exactly one; else the expression itself."""
@@ -137,6 +139,9 @@ class Names:
         default = given.get("default")
         if isinstance(default, ast.Constant) and isinstance(name, str):
             self.defaults[name] = Default(default.value, option)
+        elif default is not None:
+            for owner in _OPTIONS:
+                self.assigned.setdefault(f"{owner}.{name}", []).append(default)
 
 
 def arguments_of(call: ast.Call, *positions: str) -> tuple[dict[str, ast.expr], bool]:

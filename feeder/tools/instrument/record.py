@@ -114,9 +114,13 @@ class ProcessRecord:
         ended_ns: Time at which it ended.
         loaders: Its loaders.
         samples: Samples of the machine.
+        torch_threads: torch's threads within an op, the calling one included; 0 without torch.
+        busy_threads: The process's threads that computed at least a tenth as long as the main one, which is included.
     """
 
     started_ns: int
     ended_ns: int = 0
     loaders: list[LoaderRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    torch_threads: int = 0
+    busy_threads: int = 1

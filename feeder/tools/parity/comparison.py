@@ -15,7 +15,7 @@ from feeder.dataset.reader import Reader, ReadSamples
 from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
-from feeder.errors import DecodeError
+from feeder.errors import ArgumentError, DecodeError
 from feeder.order.permutation import permute
 from feeder.system.arguments import check_int
 from feeder.system.arrays import Float64s, Int32s, Uint8s

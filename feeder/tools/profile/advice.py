@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from feeder.system.text import count
-from feeder.tools.instrument.record import TRAINER_DECODE
+from feeder.tools.instrument.record import TRAINER_DECODE, ProcessRecord
 from feeder.tools.profile.times import LoaderTimes, MachineLoad
 from feeder.tools.thresholds import NOTICEABLE_GAIN, NOTICEABLE_WAIT
 
-__all__ = ["Advice", "Bound", "advise", "stage_text"]
+__all__ = ["Advice", "Bound", "advise", "fewer_threads", "stage_text"]
 
 Bound = Literal["input", "compute"]
 
@@ -84,6 +84,25 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
         text = f"Starting the workers again for each of {count(main.epochs, 'epoch')} took {main.epoch_start_s:.1f} s."
         found += [Advice("persistent_workers=True", text, gain)] * (gain >= 1 + NOTICEABLE_GAIN)
     return sorted(filter(None, found), key=lambda each: -(each.gain or 0))
+
+
+def fewer_threads(process: ProcessRecord, cores: int) -> list[Advice]:
+    """Returns the advice for a process in which torch computes with more threads than there are cores.
+
+    Most of torch's threads must have computed: those of the loader and of ``backward()`` on a GPU are few.
+
+    Args:
+        process: The measurements.
+        cores: Cores that the process may use: its share of them where ranks share a machine.
+    """
+    threads, busy = process.torch_threads, process.busy_threads
+    if threads <= cores or busy <= max(cores, threads / 2):
+        return []
+    text = (
+        f"torch computes with {threads} threads on {count(cores, 'core')} ({busy} threads of this process were busy). "
+        "Those that wait for one without a core spin, which keeps cores from it and from the workers."
+    )
+    return [Advice(f"OMP_NUM_THREADS={cores}, or torch.set_num_threads({cores})", text)]
 
 
 def stage_text(main: LoaderTimes) -> str:

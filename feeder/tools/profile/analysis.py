@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feeder.tools.instrument.record import ProcessRecord
-from feeder.tools.profile.advice import Advice, Bound, advise, stage_text
+from feeder.tools.profile.advice import Advice, Bound, advise, fewer_threads, stage_text
 from feeder.tools.profile.times import LoaderTimes, MachineLoad, machine_load, overlap, times_of
 from feeder.tools.terminal import table, wrap
 
@@ -85,7 +85,7 @@ def analyse(process: ProcessRecord, cores: int) -> Analysis:
     if not main.batches:
         return Analysis(loaders, main, None, share, load, stage_text(main), [])
     bound: Bound = "input" if share >= _INPUT_BOUND else "compute"
-    advice = advise(main, bound, load, cores)
+    advice = [*advise(main, bound, load, cores), *fewer_threads(process, cores)]
     return Analysis(loaders, main, bound, share, load, stage_text(main), advice)
 
 

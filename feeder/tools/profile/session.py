@@ -54,6 +54,8 @@ def profile(script: str, arguments: Sequence[str]) -> int:
         code = run_script(read, arguments)
         record = meter.finish()
         record.samples = sampler.stop()
+        record.torch_threads = getattr(sys.modules.get("torch"), "get_num_threads", int)()
+        record.busy_threads = _busy_threads()
 
     found = analyse(record, max(1, cores().usable // local_world_size()))
     rank = own_rank()
@@ -112,3 +114,11 @@ class _Sampler:
         self.samples.append(Sample(now_ns, own_cores, sum(used.values()), gpus))
         self._busy = busy
         self._last_ns = now_ns
+
+
+def _busy_threads() -> int:
+    """Returns how many threads of this process computed at least a tenth as long as the main one, which is included."""
+    threads = [stat_fields(f"self/task/{thread}") for thread in os.listdir("/proc/self/task")]
+    ticks = [int(fields[11]) + int(fields[12]) for fields in threads if fields is not None]
+    least = time.thread_time() / _TICK_S / 10
+    return sum(each > least for each in ticks)

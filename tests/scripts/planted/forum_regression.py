@@ -16,7 +16,7 @@ class Ages(torch.utils.data.Dataset):
     def __getitem__(self, i):
         image = Image.open(frame.path[i]).convert("RGB")
         image = T.Compose([T.Resize(size=800), T.RandomCrop(700), T.Resize(size=224), T.ToTensor()])(image)  # expect: resized-twice
-        return image, torch.tensor(frame.age[i], device=device)
+        return image, torch.tensor(frame.age[i], device=device)  # expect: device-in-dataset
 
     def __len__(self):
         return len(frame)
