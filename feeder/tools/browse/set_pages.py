@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
 from feeder.order.random import check_range
-from feeder.tools.browse.kinds import GROUPS, ORDERS
+from feeder.tools.browse.kinds import GROUPS
 from feeder.tools.browse.pictures import Pictures, png
 from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.set_view import ClassRow, SampleChoice, SetView
@@ -125,7 +125,7 @@ class SetPages:
             choice=choice,
             number=len(view.chosen(choice._replace(text=""))),
             groups={name: group for name, group in GROUPS.items() if view.kinds.keys() & group.keys()},
-            orders=ORDERS if "small" in view.kinds else {},
+            orders=view.orders,
             classes=view.classes if len(view.classes) <= _CLASSES_TO_CHOOSE else [],
             class_name="" if choice.label is None else view.class_name(choice.label),
             searched=following if len(rows) < ROWS_AT_ONCE else None,
