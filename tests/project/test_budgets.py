@@ -28,10 +28,10 @@ STATEMENTS = {
     "service": 1_583,
     "shard": 8_630,
     "system": 691,
-    "tools": 4_598,
+    "tools": 4_648,
     "transforms": 2_586,
 }
-TOKENS = 455_055
+TOKENS = 455_952
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -246,6 +246,23 @@ def test_pages_are_readable_on_a_phone_and_a_desktop_in_light_and_dark(width_px:
     assert seen >= {"A", "BDI", "BUTTON", "DD", "DT", "FIGCAPTION", "H1", "INPUT", "LABEL", "P", "PRE", "SMALL", "TD"}
 
 
+@pytest.mark.parametrize("width_px", [400, 1280])
+def test_the_page_of_parity_is_readable_on_a_phone_and_a_desktop_in_light_and_dark(
+    width_px: int, tmp_path: Path
+) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(2):
+        (tmp_path / f"images/a/{seed}-{HOSTILE}.jpg").write_bytes(encode(pixels(seed, 240, 180)))
+    file = tmp_path / "parity.html"
+    assert cli.main(["parity", str(tmp_path / "images"), "--backend", "cpu", "--html", str(file), "-q"]) == 0
+    with open_page(width_px) as page:
+        page.goto(file.as_uri())
+        expect(page.get_by_text("difference x 16 (grey = equal)")).to_have_count(2)
+        assert (colors(page.get_by_role("img", name="difference").first) != 128).any()
+        seen = check_look(page, "light") | check_look(page, "dark")
+    assert seen >= {"FIGCAPTION", "H1", "P", "TD", "TH"}
+
+
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.system.text import printable, say
+from feeder.tools.commands.common import check_pages
 
 __all__ = ["add", "run"]
 
@@ -50,12 +51,8 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        import jinja2  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise ArgumentError(f"feeder browse needs {error.name}: pip install 'feeder-data[browse]'") from None
+    check_pages("feeder browse")
+    import uvicorn
 
     from feeder.loader.order_identity import set_version
     from feeder.tools.browse.page_server import make_app

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from textwrap import indent
 from typing import Any, NamedTuple
@@ -19,12 +19,12 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.order.permutation import permute
 from feeder.system.progress import Progress
 from feeder.system.text import count, printable
-from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Differences, crop_ratio
+from feeder.tools.parity.differences import BOUNDS, FIGURES, Bounds, BucketFigures, Differences, crop_ratio
 from feeder.tools.presets import open_dataset
 from feeder.tools.terminal import table, wrap
 from feeder.transforms import CenterCrop, Draws, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
-__all__ = ["RECIPES", "Failure", "ParityReport", "parity"]
+__all__ = ["RECIPES", "Compared", "Failure", "ParityReport", "parity"]
 
 # Recipes to compare: the two presets, and crops at output sizes that fill every bucket from photos of usual size.
 RECIPES: tuple[tuple[Op, ...], ...] = (
@@ -45,6 +45,10 @@ class Failure(NamedTuple):
     name: str
     decoded_by: str
     reason: str
+
+
+# A view of an image by the reference and by the backend, and its crop-to-target ratio.
+Compared = tuple[View, View, float]
 
 
 @dataclass(frozen=True)
@@ -88,33 +92,35 @@ class ParityReport:
             bucket["high"] = None if math.isinf(bucket["high"]) else bucket["high"]
         return report
 
-    def render(self) -> str:
-        """Returns the report as a table."""
-        head = f"backend {self.backend!r} ({self.fidelity}, {self.device}) against {self.versions}: "
-        head += f"{count(self.images, 'image')}, differences in levels of 0-255"
-        lines = [*wrap(head), ""]
-        rows = [["crop / target", "images", "mean", "99.9 %", "max", "bias R, G, B", ""]]
-        for bucket in self.buckets:
-            ratio = f"over {bucket.low:g}" if math.isinf(bucket.high) else f"{bucket.low:g} - {bucket.high:g}"
-            rows.append([ratio, f"{bucket.images:,}", f"{bucket.mean:.3f}", f"{bucket.percentile_999:g}"])
-            rows[-1] += [str(bucket.max), " ".join(f"{value:+.3f}" for value in bucket.bias)]
-            rows[-1].append("" if bucket.within(self.bounds) else "OUT OF BOUNDS")
-        bounds = self.bounds
-        rows.append(["bounds", "", f"{bounds.mean:.3f}", f"{bounds.percentile_999:g}", "", f"{bounds.bias:+.3f}", ""])
-        lines.append(indent(table(rows), "  "))
-        if not self.images:
-            lines.append("\n  nothing was compared")
+    @property
+    def head(self) -> str:
+        """The comparison in words."""
+        return (
+            f"backend {self.backend!r} ({self.fidelity}, {self.device}) against {self.versions}: "
+            f"{count(self.images, 'image')}, differences in levels of 0-255"
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines on the images that the figures leave out."""
+        notes = [] if self.images else ["nothing was compared"]
         if self.unreadable:
-            lines.append(f"\n  neither can decode {count(self.unreadable, 'image')}")
+            notes.append(f"neither can decode {count(self.unreadable, 'image')}")
         if self.redone:
-            lines.append(
-                f"\n  {self.backend!r} failed on {count(self.redone, 'image')}, which the CPU decoded in its place; "
+            notes.append(
+                f"{self.backend!r} failed on {count(self.redone, 'image')}, which the CPU decoded in its place; "
                 "the log has the reasons"
             )
         for failure in self.failures:
-            lines.append(f"\n  only {failure.decoded_by!r} decodes " + printable(f"{failure.name}: {failure.reason}"))
-        lines.append("\n  " + ("passed" if self.passed else "NOT PASSED"))
-        return "\n".join(lines)
+            notes.append(f"only {failure.decoded_by!r} decodes {failure.name}: {failure.reason}")
+        return notes
+
+    def render(self) -> str:
+        """Returns the report as a table."""
+        buckets = [[*each.cells, "" if each.within(self.bounds) else "OUT OF BOUNDS"] for each in self.buckets]
+        rows = [[*FIGURES, ""], *buckets, [*self.bounds.cells, ""]]
+        notes = [f"\n  {printable(note)}" for note in (*self.notes, "passed" if self.passed else "NOT PASSED")]
+        return "\n".join([*wrap(self.head), "", indent(table(rows), "  "), *notes])
 
 
 def parity(
@@ -126,6 +132,7 @@ def parity(
     images: int = 250,
     seed: int = 0,
     progress: Progress | None = None,
+    seen: Callable[[str, Sequence[Compared]], None] | None = None,
 ) -> ParityReport:
     """Compares a backend with the Pillow reference on given images.
 
@@ -137,6 +144,7 @@ def parity(
         images: Number of images to compare, chosen at random; all if there are fewer.
         seed: Seed of the choice of images and of crops.
         progress: Advanced with every image.
+        seen: Called with the path, or key, of every image that both decode, and its views.
 
     Raises:
         ArgumentError: for a bad argument.
@@ -146,7 +154,7 @@ def parity(
     """
     if images < 1:
         raise ArgumentError(f"images must be at least 1, got {images}")
-    comparison = _Comparison(get_decoder(backend, Recipe.of(RECIPES[0]), fidelity=fidelity, device=device), seed)
+    comparison = _Comparison(get_decoder(backend, Recipe.of(RECIPES[0]), fidelity=fidelity, device=device), seed, seen)
     reader = open_dataset(path, None).reader
     number = min(images, len(reader))
     chosen = permute(np.arange(number), len(reader), seed) if number else np.arange(0)
@@ -174,7 +182,9 @@ def parity(
 class _Comparison:
     """Counts and differences of a backend's images and Pillow's; all recipes make views of one image."""
 
-    def __init__(self, decoder: Decoder, seed: int) -> None:
+    def __init__(
+        self, decoder: Decoder, seed: int, seen: Callable[[str, Sequence[Compared]], None] | None = None
+    ) -> None:
         self.decoder = decoder
         self.differences = Differences()
         self.failures: list[Failure] = []
@@ -184,6 +194,7 @@ class _Comparison:
         self._reference = get_decoder("pillow")
         self._recipes = [Recipe.of(ops) for ops in RECIPES]
         self._seed = seed
+        self._seen = seen
 
     def add(self, reader: Reader, sample: int) -> int:
         """Compares one image, and returns its bytes."""
@@ -207,9 +218,12 @@ class _Comparison:
         else:
             self.compared += 1
             self.redone += self.decoder.redone_images > redone
+            compared = list[Compared]()
             for drawn, right, pixels in zip(draws, expected, found, strict=True):
-                ratio = crop_ratio(drawn.source_box[0], drawn.base_size[0])
-                self.differences.add(right.out[0], pixels.out[0], ratio)
+                compared.append((right, pixels, crop_ratio(drawn.source_box[0], drawn.base_size[0])))
+                self.differences.add(right.out[0], pixels.out[0], compared[-1][-1])
+            if self._seen is not None:
+                self._seen(reader.field(sample, "path") or reader.field(sample, "key"), compared)
         return size
 
     def _decode(

@@ -10,10 +10,11 @@ import numpy as np
 from feeder.errors import ArgumentError
 from feeder.system.arrays import Float64s, Int32s, Uint8s
 
-__all__ = ["BOUNDS", "BUCKETS", "Bounds", "BucketFigures", "Differences", "crop_ratio"]
+__all__ = ["BOUNDS", "BUCKETS", "FIGURES", "Bounds", "BucketFigures", "Differences", "crop_ratio"]
 
 # Crop-to-target ratios, [low, high): the geometric mean of crop width / output width and crop height / output height.
 BUCKETS = ((0.0, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, math.inf))
+FIGURES = ("crop / target", "images", "mean", "99.9 %", "max", "bias R, G, B")  # the columns of a report
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Bounds:
     mean: float = 0.6
     percentile_999: float = 8.0
     bias: float = 0.1
+
+    @property
+    def cells(self) -> list[str]:
+        """The limits as text, in the order of :data:`FIGURES`."""
+        return ["bounds", "", f"{self.mean:.3f}", f"{self.percentile_999:g}", "", f"{self.bias:+.3f}"]
 
 
 BOUNDS = {"fast": Bounds(), "exact": Bounds(percentile_999=1.0), "draft": Bounds(mean=2.0, percentile_999=32.0)}
@@ -55,6 +61,13 @@ class BucketFigures:
     percentile_999: float
     max: int
     bias: tuple[float, float, float]
+
+    @property
+    def cells(self) -> list[str]:
+        """The figures as text, in the order of :data:`FIGURES`."""
+        ratio = f"over {self.low:g}" if math.isinf(self.high) else f"{self.low:g} - {self.high:g}"
+        bias = " ".join(f"{value:+.3f}" for value in self.bias)
+        return [ratio, f"{self.images:,}", f"{self.mean:.3f}", f"{self.percentile_999:g}", str(self.max), bias]
 
     def within(self, bounds: Bounds) -> bool:
         """Returns True if all figures are within bounds, or the bucket has no images."""
