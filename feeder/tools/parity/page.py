@@ -16,11 +16,11 @@ from feeder.tools.browse.renderer import Renderer
 from feeder.tools.parity.comparison import Compared, ParityReport
 from feeder.tools.parity.differences import FIGURES, Differences
 
-__all__ = ["DIFFERENCE", "ParityPage"]
+__all__ = ["ParityPage"]
 
 _SHOWN = 8  # images
 _TIMES = 16
-DIFFERENCE = f"difference x {_TIMES} (grey = equal)"
+_DIFFERENCE = f"difference x {_TIMES} (grey = equal)"
 _STYLE = Path(__file__).parents[1] / "browse/static/browse.css"
 
 
@@ -36,7 +36,7 @@ class Shown(NamedTuple):
     def pictures(self) -> dict[str, str]:
         """Returns both and their difference as data URLs of PNGs, by name."""
         difference = _TIMES * (self.ours.astype(np.int16) - self.reference) + 128
-        named = {"reference": self.reference, "ours": self.ours, DIFFERENCE: difference.clip(0, 255).astype(np.uint8)}
+        named = {"reference": self.reference, "ours": self.ours, _DIFFERENCE: difference.clip(0, 255).astype(np.uint8)}
         return {
             name: f"data:image/png;base64,{base64.b64encode(png(pixels.transpose(1, 2, 0))).decode()}"
             for name, pixels in named.items()
