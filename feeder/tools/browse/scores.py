@@ -47,7 +47,7 @@ def read_scores(path: str, keys: Iterable[str], samples: int) -> dict[str, Float
     for number, row in enumerate(itertools.chain([first], table)):
         given, place = row.get(by), f"{path}: row {number + 1:,}: column"
         is_whole = isinstance(given, float) and given.is_integer()  # as pandas has ids if one is missing
-        name = str(int(given) if is_whole else given).strip()
+        name = f"{given:.0f}" if is_whole else str(given).strip()
         if (earlier := rows.get(name)) is None:
             raise SourceError(
                 f"{place} {by!r} holds {given!r}, and the set of {samples:,} samples, from 0 on, has none of it; name "

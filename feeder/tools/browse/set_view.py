@@ -285,7 +285,7 @@ class SetView:
             return np.argsort(-self.scores[score] if end == "highest" else self.scores[score], kind="stable")
         if score:
             ordered = np.asarray(self.chosen(SampleChoice(order=choice.order)))  # is sorted once
-            return ordered[is_chosen[ordered]]
+            return np.asarray(ordered[is_chosen[ordered]])
         found = np.flatnonzero(is_chosen)
         if choice.order:
             sizes = self._stored[1]
