@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import re
@@ -16,14 +17,18 @@ from collections.abc import Iterator
 from html import unescape
 from http.cookiejar import CookieJar
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from PIL import Image, ImageOps
 from starlette.testclient import TestClient
 
 import feeder
+from feeder.errors import FeederError
 from feeder.tools import cli
 from feeder.tools.browse.page_server import make_app
 from feeder.tools.browse.pictures import Overlays
@@ -52,10 +57,15 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 def client(
-    path: Path, *, state: dict | None = None, token: str | None = TOKEN, version: int | None = None
+    path: Path,
+    *,
+    state: dict | None = None,
+    token: str | None = TOKEN,
+    version: int | None = None,
+    scores: Path | None = None,
 ) -> TestClient:
     targets = [] if state is None else targets_of(state)
-    view = SetView(str(path), version, targets)
+    view = SetView(str(path), version, targets, None if scores is None else str(scores))
     app = make_app(view, Training(view, 32, state), TOKEN)
     found = TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False)
     if token is not None:
@@ -285,6 +295,118 @@ def test_filters_hold_together_in_the_order_that_is_chosen(tmp_path: Path) -> No
     unsized = client(tmp_path / "images")
     assert unsized.get("/samples?order=largest").status_code == 400
     assert 'name="order"' not in unsized.get("/samples").text
+
+
+def write_table(path: Path, **columns: list[Any]) -> Path:
+    """Writes columns in the format that the name of a file says; None is a gap."""
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.table(columns), path)
+    else:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
+    return path
+
+
+@pytest.mark.parametrize("name", ["key", "id", "index"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_scores_of_a_table_sort_the_filtered_samples_and_are_shown(suffix: str, name: str, tmp_path: Path) -> None:
+    """The table has four of the set's six samples, in another order, with a gap and a column of text."""
+    make_tree(tmp_path / "images", classes=2, per_class=3)
+    assert cli.main(["shard", str(tmp_path / "images"), "-q"]) == 0
+    dataset = feeder.ShardDataset(tmp_path / "images-shards")
+    keys, labels = dataset.column("key"), dataset.targets
+    rows = [5, 3, 0, 2]
+    table = write_table(
+        tmp_path / f"scores.{suffix}",
+        **{name: [keys[i] if name == "key" else i for i in rows], HOSTILE: [0.5, 0.25, None, 2.5]},
+        guess=["cat", "1", "", "dog"],
+        margin=[7, 7, -1, 9],
+    )
+    page = client(tmp_path / "images-shards", scores=table)
+
+    def shown(end: str, column: str, **more: Any) -> list[int]:
+        answer = page.get("/samples", params={"order": f"{end}:{column}", **more})
+        assert answer.status_code == 200
+        return ids(answer.text)
+
+    assert shown("lowest", HOSTILE) == [3, 5, 2, 0, 1, 4]
+    assert shown("highest", HOSTILE) == [2, 5, 3, 0, 1, 4]
+    assert shown("lowest", "margin") == [0, 3, 5, 2, 1, 4]
+    assert shown("highest", "margin") == [2, 3, 5, 0, 1, 4]
+    label = int(labels[3])
+    assert shown("lowest", HOSTILE, label=label) == [i for i in (3, 5, 2, 0, 1, 4) if labels[i] == label]
+    assert shown("highest", HOSTILE, ids="0,3,5") == [5, 3, 0]
+    assert shown("highest", HOSTILE, kind="large") == []
+    assert shown("highest", HOSTILE, text=keys[3]) == [3]
+    assert page.get("/samples?order=lowest:guess").status_code == 400
+
+    text = page.get("/samples").text
+    assert HOSTILE not in text
+    assert f'value="highest:{HOSTILE}">score: {HOSTILE}, highest first<' in unescape(text)
+    assert "score: margin, lowest first" in text
+    assert "smallest first" in text
+    assert {i: "margin" in card for i, card in enumerate(re.findall("<li>.*", text)[:6])} == {
+        i: i in rows for i in range(6)
+    }
+    assert f"{HOSTILE} 2.5<" in unescape(text)
+    assert "<dt>score: <bdi>margin</bdi></dt><dd>9</dd>" in page.get("/sample/2").text
+    assert "score:" not in page.get("/sample/1").text
+
+
+def test_the_order_by_a_score_stays_from_page_to_page(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.tools.browse.set_pages.ROWS_AT_ONCE", 20)
+    scores = [(7 * i) % 30 for i in range(30)]
+    page = client(shards, scores=write_table(tmp_path / "a.csv", id=[*range(30)], **{"a&b=c+d": scores}))
+    text = page.get("/samples", params={"order": "highest:a&b=c+d"}).text
+    following = unescape(re.findall(r'rel="next" href="([^"]*)"', text)[0])
+    assert [*ids(text), *ids(page.get(following).text)] == sorted(range(30), key=lambda i: -scores[i])
+
+
+def test_a_sample_that_was_taken_down_has_the_score_of_its_stand_in(tmp_path: Path) -> None:
+    make_tree(tmp_path / "images", 1, 4)
+    assert cli.main(["shard", str(tmp_path / "images"), "--no-shuffle", "-q"]) == 0
+    path = str(tmp_path / "images-shards")
+    keys = list(feeder.ShardDataset(path).column("key"))
+    assert cli.main(["takedown", path, keys[1], "-q"]) == 0
+    left = [0, 2, 3]
+    table = write_table(tmp_path / "a.csv", key=[keys[i] for i in left], loss=left)
+    stand_in = keys.index(feeder.ShardDataset(path).column("key")[1])
+    page = client(tmp_path / "images-shards", scores=table)
+    assert f"<dt>score: <bdi>loss</bdi></dt><dd>{stand_in}</dd>" in page.get("/sample/1").text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "key,loss\nno,1\n",
+            "row 1: column 'key' holds 'no', and the set of 30 samples, from 0 on, has none of it; name",
+        ),
+        (
+            "id,loss\n29,1\n30,1\n-1,1\n",
+            "row 2: column 'id' holds '30', and the set of 30 samples, from 0 on, has none",
+        ),
+        ("id,loss\n1,1\n1.5,1\n", "row 2: column 'id' holds '1.5', and the set"),
+        ("id,loss\n1,1\n,1\n", "row 2: column 'id' holds '', and the set"),
+        ("id,loss\n1,1\n2,1\n1,1\n", "row 3: column 'id' holds '1', and so does row 1; keep one of them"),
+        ("id,loss\n1,0.5\n2,high\n", "row 2: column 'loss' holds 'high', expected a number; leave it empty for"),
+        ("name,loss\n1,2\n", "no column names the samples; it has name, loss: rename the one with their keys 'key'"),
+        ("id,loss\n", "no column names the samples; it has no rows"),
+        ("id,guess\n1,cat\n", "has no column of numbers, such as loss, among id, guess; add one"),
+        ("id,loss\n1,2\n3\n", "line 3: 1 column, expected 2; correct that row, or leave it out"),
+        (None, "can't be read: No such file or directory"),
+    ],
+)
+def test_scores_that_do_not_fit_are_told_with_file_row_and_way_out(
+    text: str | None, found: str, shards: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "scores.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(FeederError, match=f"^{re.escape(f'{path}: {found}')}"):
+        client(shards, scores=path)
 
 
 def test_a_search_finds_names_of_classes(tmp_path: Path) -> None:
@@ -775,6 +897,15 @@ def test_command_serves_until_it_is_interrupted(shards: Path) -> None:
         refused.value.close()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
+
+
+def test_the_command_sorts_by_the_scores_that_it_is_given(shards: Path, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "scores.parquet", id=[4, 8, 2], loss=[0.1, 0.3, 0.2])
+    with served(str(shards), "--scores", str(table)) as (_, url):
+        browser = opener()
+        browser.open(url).close()
+        with browser.open(f"{url.partition('?')[0]}samples?order=highest:loss") as answer:
+            assert ids(answer.read().decode())[:3] == [8, 2, 4]
 
 
 def test_an_earlier_version_is_shown_by_name_and_with_its_states(

@@ -30,6 +30,7 @@ PLACES = (
     "",
     "samples",
     "samples?kind=small",
+    "samples?order=highest%3Aloss",
     "sample/0",
     "sample/3",
     "batch",
@@ -62,7 +63,9 @@ def url(tmp_path: Path) -> Iterator[str]:
     tar = write_tar(tmp_path / "set/a.tar", members)
     assert cli.main(["index", str(tar), "-q"]) == 0
     tar.write_bytes(tar.read_bytes().replace(images["c"], b"no image".ljust(len(images["c"]))))
-    view = SetView(str(tmp_path / "set"))
+    scores = tmp_path / "scores.csv"
+    scores.write_text("key,loss,margin\na,0.5,-1\nb,0.25,\nd,1.5,7\n")
+    view = SetView(str(tmp_path / "set"), scores=str(scores))
     with serve(make_app(view, Training(view, 32, None), TOKEN)) as (found, _):
         yield found
 
@@ -165,6 +168,17 @@ def test_a_person_chooses_samples(page: Page, url: str) -> None:
     expect(page.locator(".grid img").first).to_have_attribute("src", re.compile("over=1"))
 
 
+def test_a_person_sorts_by_scores(page: Page, url: str) -> None:
+    page.goto(f"{url}samples")
+    for words, names in (("lowest", ["b", "a", "d", "c"]), ("highest", ["d", "a", "b", "c"])):
+        page.get_by_label("order").select_option(f"score: loss, {words} first")
+        page.get_by_role("button", name="Show").first.click()
+        expect(page.locator(".grid .name")).to_have_text(names)
+    expect(page.locator(".grid li").first).to_contain_text("loss 1.5")
+    page.locator(".grid a").first.click()
+    expect(page.locator("dt", has_text="score: margin")).to_be_visible()
+
+
 def test_a_person_turns_from_batch_to_batch(page: Page) -> None:
     page.get_by_role("link", name="Batches").click()
     page.get_by_label("batch size").fill("2")
@@ -230,6 +244,23 @@ def test_pages_are_readable_on_a_phone_and_a_desktop_in_light_and_dark(width_px:
             page.goto(f"{url}{place}")
             seen |= check_look(page, "light") | check_look(page, "dark")
     assert seen >= {"A", "BDI", "BUTTON", "DD", "DT", "FIGCAPTION", "H1", "INPUT", "LABEL", "P", "PRE", "SMALL", "TD"}
+
+
+@pytest.mark.parametrize("width_px", [400, 1280])
+def test_the_page_of_parity_is_readable_on_a_phone_and_a_desktop_in_light_and_dark(
+    width_px: int, tmp_path: Path
+) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(2):
+        (tmp_path / f"images/a/{seed}-{HOSTILE}.jpg").write_bytes(encode(pixels(seed, 240, 180)))
+    file = tmp_path / "parity.html"
+    assert cli.main(["parity", str(tmp_path / "images"), "--backend", "cpu", "--html", str(file), "-q"]) == 0
+    with open_page(width_px) as page:
+        page.goto(file.as_uri())
+        expect(page.get_by_text("difference x 16 (grey = equal)")).to_have_count(2)
+        assert (colors(page.get_by_role("img", name="difference").first) != 128).any()
+        seen = check_look(page, "light") | check_look(page, "dark")
+    assert seen >= {"FIGCAPTION", "H1", "P", "TD", "TH"}
 
 
 def children(pid: int) -> list[int]:

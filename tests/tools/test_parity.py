@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from base64 import b64decode
+from html import unescape
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +18,16 @@ from PIL import Image
 
 from feeder import transforms as T
 from feeder.decoders import registry
-from feeder.decoders.decoder import DecodeResult
+from feeder.decoders.decoder import DecodeResult, View
 from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.errors import ArgumentError, DecodeError, SourceError
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
-from feeder.tools.parity.comparison import BOUNDS, Differences, crop_ratio, parity
+from feeder.tools.parity.comparison import parity
+from feeder.tools.parity.differences import BOUNDS, Differences, crop_ratio
+from feeder.tools.parity.page import ParityPage
 from tests.support.chart_parity import Chart, TargetFigures
 from tests.support.conformance import encode, natural_image
 from tests.support.loader_data import without_tables
@@ -42,6 +48,8 @@ class Off(PillowDecoder):
                 out[:, 0] = np.minimum(out[:, 0], 254) + (np.arange(out.shape[-1]) % 5 == 0)
             elif self.fault == "spiky":
                 out[..., ::20, ::20] ^= 32
+            elif self.fault == "one" and bytes(buffers[0]).endswith(b"odd"):
+                out[..., 4:12, 4:12] ^= 8
         if self.fault == "picky":
             return DecodeResult([DecodeError("don't like it") for _ in result.errors])
         return result
@@ -117,6 +125,62 @@ def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.M
         assert "class-1/1.jpg: don't like it" in report.render()
     else:
         assert "OUT OF BOUNDS" in report.render()
+
+
+def test_the_page_shows_the_one_image_that_differs(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.BUILT_IN, "off", registry.BuiltIn(f"{__name__}:Off", "none"))
+    odd = (images / "class-1/3.jpg").rename(images / "class-1/<script>.jpg")
+    odd.write_bytes(odd.read_bytes() + b"odd")
+    page = images.parent / "pages/parity.html"
+    command = ["parity", os.fspath(images), "--backend", "off", "--html", os.fspath(page), "--quiet"]
+    assert main(command) == 0
+    assert "None differs." in page.read_text()
+    assert "data:image" not in page.read_text()
+
+    monkeypatch.setattr(Off, "fault", "one")
+    code = main(command)
+    text = page.read_text()
+    assert ("Passed." in text) == (code == 0)
+    assert [unescape(name) for name in re.findall("<h3><bdi>(.*)</bdi>", text)] == [os.fspath(odd)]
+    assert len(re.findall("<th colspan.*: (?:Resize|RandomResizedCrop), ", text)) == 5
+    named = dict(re.findall(r'src="data:image/png;base64,([^"]*)" alt="[^"]*"><figcaption>([^<]*)<', text))
+    assert [*named.values()] == ["reference", "ours", "difference x 16 (grey = equal)"]
+    reference, ours, shown = (np.asarray(Image.open(BytesIO(b64decode(each)))).astype(int) for each in named)
+    difference = ours - reference
+    assert (abs(difference[4:12, 4:12]) == 8).all()
+    assert np.count_nonzero(difference) == difference[4:12, 4:12].size
+    assert np.array_equal(shown, np.clip(128 + 16 * difference, 0, 255))
+    assert not re.findall(r'(?:src|href)="(?!data:)|@import|url\(|<script', text)
+
+
+def test_the_page_shows_the_images_that_differ_most_first(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.parity.page._SHOWN", 2)
+    page = ParityPage()
+    recipe = T.Recipe.of([T.CenterCrop(4)])
+    draws = recipe.draw(0, 0, [0], [(4, 4)])
+    for name, levels in (("a", 3), ("b", 9), ("c", 1), ("d", 5)):
+        right, ours = (View(recipe, draws, np.full((1, 3, 4, 4), 100 + each, np.uint8)) for each in (0, levels))
+        page.add(name, [(right, right, 1.0), (right, ours, 1.0)])
+    report = parity(os.fspath(images), backend="pillow", images=1)
+    assert re.findall("<h3><bdi>(.*)</bdi>", page.html("set", report)) == ["b", "d"]
+
+
+def test_images_that_one_alone_decodes_are_on_the_page(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.BUILT_IN, "off", registry.BuiltIn(f"{__name__}:Off", "none"))
+    monkeypatch.setattr(Off, "fault", "picky")
+    page = images.parent / "parity.html"
+    assert main(["parity", os.fspath(images), "--backend", "off", "--html", os.fspath(page), "--quiet"]) == 1
+    text = unescape(page.read_text())
+    assert "Not passed." in text
+    assert text.count("class-1/1.jpg: don't like it") == 1
+
+
+def test_a_page_that_can_not_be_written_is_refused_before_the_work(
+    images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.tools.parity.comparison.parity", None)
+    assert main(["parity", os.fspath(images), "--html", os.fspath(images)]) == 2
+    assert f"{images}: can't be written: Is a directory; name another file" in capsys.readouterr().err
 
 
 def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(

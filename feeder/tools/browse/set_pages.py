@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
 from feeder.system.arguments import check_int
-from feeder.tools.browse.kinds import GROUPS, ORDERS
+from feeder.tools.browse.kinds import GROUPS
 from feeder.tools.browse.pictures import Pictures, png
 from feeder.tools.browse.set_view import ClassRow, SampleChoice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
@@ -114,7 +114,7 @@ class SetPages:
             choice=choice,
             number=len(view.chosen(choice._replace(text=""))),
             groups={name: group for name, group in GROUPS.items() if view.kinds.keys() & group.keys()},
-            orders=ORDERS if "small" in view.kinds else {},
+            orders=view.orders,
             classes=view.classes if len(view.classes) <= _CLASSES_TO_CHOOSE else [],
             class_name="" if choice.label is None else view.class_name(choice.label),
             searched=following if len(rows) < ROWS_AT_ONCE else None,

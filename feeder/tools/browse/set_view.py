@@ -24,6 +24,7 @@ from feeder.shard.store.url import is_remote
 from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray, Bools, Int32s, Int64s, Uint8s
 from feeder.tools.browse.kinds import KINDS, ORDERS, fits, is_unlabelled, order_of
+from feeder.tools.browse.scores import read_scores
 from feeder.tools.presets import open_dataset
 
 __all__ = ["CHOSEN", "COUNTED", "SEARCHED", "ClassRow", "Row", "SampleChoice", "SetView", "ShownMember"]
@@ -48,7 +49,7 @@ class SampleChoice(NamedTuple):
         text: Text in the name of the class, key, path or, of a local set, caption, in any case; empty for all.
         kinds: Some of :data:`KINDS` of :mod:`feeder.tools.browse.kinds`.
         ids: Ids; empty for all.
-        order: One of :data:`ORDERS` of :mod:`feeder.tools.browse.kinds`; empty for that of the set.
+        order: One of :attr:`SetView.orders`; empty for that of the set.
     """
 
     label: int | None = None
@@ -68,13 +69,14 @@ class ClassRow(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A sample in the grid; ``notes`` says what is wrong with it."""
+    """A sample in the grid, with its scores by name; ``notes`` says what is wrong with it."""
 
     id: int
     key: str
     path: str
     label: str
-    notes: str = ""
+    notes: str
+    scores: dict[str, str]
 
 
 class ShownMember(NamedTuple):
@@ -104,12 +106,18 @@ class SetView:
         path: A shard set's folder, an index file, a set's URL, or a folder of images.
         version: Number of the set's version; None: the newest.
         targets: Names of members such as "seg.png", whose files in a folder are no samples.
+        scores: A table of numbers by sample, see :func:`read_scores`; None for none.
+
+    Attributes:
+        scores: The table's columns by name, float64 [N], with NaN for a sample without the number.
 
     Raises:
-        FeederError: if it can't be opened.
+        FeederError: if one of them can't be opened.
     """
 
-    def __init__(self, path: str, version: int | None = None, targets: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: str, version: int | None = None, targets: Sequence[str] = (), scores: str | None = None
+    ) -> None:
         self._version = version
         self._targets = tuple(targets)
         self.path = path
@@ -117,6 +125,8 @@ class SetView:
         self.reader: Any = self.dataset.reader
         self.lock = threading.RLock()
         self.chosen = functools.lru_cache(_CHOICES)(self._choose)
+        keys = (key for _, key, _ in self._named(range(len(self))))
+        self.scores = {} if scores is None else read_scores(scores, keys, len(self))
 
     def open(self, transform: Any) -> FeederDataset:
         """Opens the set once more, with a recipe."""
@@ -197,6 +207,13 @@ class SetView:
         found = {kind: int(known.sum()) for kind in KINDS if (known := self._known(kind)) is not None}
         return {kind: number for kind, number in found.items() if number or kind != "gone"}
 
+    @functools.cached_property
+    def orders(self) -> dict[str, str]:
+        """The orders that the set's index and the scores allow, with the words for them."""
+        scores = ((name, end) for name in self.scores for end in ("lowest", "highest"))
+        sizes = ORDERS if "small" in self.kinds else {}
+        return sizes | {f"{end}:{name}": f"score: {name}, {end} first" for name, end in scores}
+
     def _known(self, kind: str) -> Bools | None:
         """Returns for each sample if it is of one of :data:`KINDS`; None if the set's index or folder does not tell."""
         if kind == "gone":
@@ -251,7 +268,7 @@ class SetView:
         for kind in choice.kinds:
             check_one_of("kind", kind, KINDS)
         if choice.order:
-            check_one_of("order", choice.order, ORDERS)
+            check_one_of("order", choice.order, ORDERS | self.orders)
         if choice.label is not None and self.labels.dtype != np.int64:
             raise ArgumentError("this set has numbers as targets, and no classes to choose by")
 
@@ -264,6 +281,12 @@ class SetView:
             is_chosen &= False if known is None else known
         if choice.label is not None:
             is_chosen &= self.labels == choice.label
+        end, _, score = choice.order.partition(":")
+        if score and choice == SampleChoice(order=choice.order):
+            return np.argsort(-self.scores[score] if end == "highest" else self.scores[score], kind="stable")
+        if score:
+            ordered = np.asarray(self.chosen(SampleChoice(order=choice.order)))  # is sorted once
+            return np.asarray(ordered[is_chosen[ordered]])
         found = np.flatnonzero(is_chosen)
         if choice.order:
             sizes = self._stored[1]
@@ -290,7 +313,8 @@ class SetView:
     def _row(self, i: int, key: str, path: str) -> Row:
         other = self.stand_in(i)
         notes = "" if other is None else f"taken down; sample {other:,} stands in"
-        return Row(i, key, path, self.label_name(i), notes)
+        scores = {name: f"{values[i]:.6g}" for name, values in self.scores.items() if not np.isnan(values[i])}
+        return Row(i, key, path, self.label_name(i), notes, scores)
 
     def stand_in(self, i: int) -> int | None:
         """Returns the sample that stands in the place of one that was taken down; None if that was not."""

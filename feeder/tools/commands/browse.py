@@ -8,6 +8,7 @@ from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.system.text import printable, say
+from feeder.tools.commands.common import check_pages
 
 __all__ = ["add", "run"]
 
@@ -23,6 +24,7 @@ def add(commands: Any) -> None:
             "feeder browse ./images-shards",
             "feeder browse s3://bucket/set --port 8000",
             "feeder browse ./images-shards --state run.pt --key loader  # of that run",
+            "feeder browse ./images-shards --scores losses.parquet      # sorted by them",
         ),
     )
 
@@ -30,6 +32,11 @@ def add(commands: Any) -> None:
     command.add_argument("--port", type=int, metavar="N", default=0, help="TCP port (default: a free one)")
     command.add_argument("--image-size", type=int, metavar="PX", default=224, help="side of crops (default: 224)")
 
+    command.add_argument(
+        "--scores",
+        metavar="FILE",
+        help="sort by the columns of numbers of a CSV or Parquet file, whose column key or id names the samples",
+    )
     command.add_argument("--state", metavar="FILE", help="take recipe, seed and batches from what state_dict() gave")
     command.add_argument("--key", metavar="NAME", help="name of the loader's state in the checkpoint, such as loader")
     command.add_argument(
@@ -44,12 +51,8 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        import jinja2  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise ArgumentError(f"feeder browse needs {error.name}: pip install 'feeder-data[browse]'") from None
+    check_pages("feeder browse")
+    import uvicorn
 
     from feeder.loader.order_identity import set_version
     from feeder.tools.browse.page_server import make_app
@@ -65,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ArgumentError(f"{arguments.state}: is of version {version} of the set: leave --version out")
         with naming(arguments.state):
             targets = targets_of(state)
-    view = SetView(arguments.set, version=version, targets=targets)
+    view = SetView(arguments.set, version=version, targets=targets, scores=arguments.scores)
     with naming(arguments.state):
         training = Training(view, arguments.image_size, state)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from feeder.errors import ArgumentError
 from feeder.system.text import say
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "add_labels",
     "add_output",
     "add_work",
+    "check_pages",
     "noting",
     "share",
     "size_bytes",
@@ -36,6 +38,23 @@ EXIT_INTERRUPTED = 130
 IMAGE_FIELD_HELP = "in tars: field that holds the image, such as rgb.jpg (default: chosen by the fields' names)"
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def check_pages(command: str) -> None:
+    """Checks that the extra that makes pages is installed.
+
+    Args:
+        command: The command that makes them.
+
+    Raises:
+        ArgumentError: naming the extra.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ArgumentError(f"{command} needs {error.name}: pip install 'feeder-data[browse]'") from None
 
 
 def size_bytes(text: str) -> int:

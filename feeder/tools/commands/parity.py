@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from feeder.system.text import say
-from feeder.tools.commands.common import EXIT_ERROR, add_output
+from feeder.tools.commands.common import EXIT_ERROR, add_output, check_pages
 
 __all__ = ["add", "run"]
 
@@ -18,6 +18,7 @@ def add(commands: Any) -> None:
         examples=(
             "feeder parity images-shards",
             "feeder parity ./images --backend cpu --fidelity exact",
+            "feeder parity ./images --html parity.html  # with the images that differ most",
         ),
         help="compare a decode backend's pixels with the Pillow reference",
         description="Decodes your own images by a backend and by Pillow, and compares the pixels. The report has a row "
@@ -44,14 +45,27 @@ def add(commands: Any) -> None:
         "--seed", type=int, default=0, help="seed that chooses images and crops (default: %(default)s)"
     )
 
+    command.add_argument(
+        "--html",
+        metavar="FILE",
+        help="also write a page: differences by recipe, and pictures of those that are largest",
+    )
     add_output(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from feeder.system.files import check_writable, write_text
     from feeder.system.progress import terminal_progress
     from feeder.tools.parity.comparison import parity
 
+    page = None
+    if arguments.html is not None:
+        check_pages("feeder parity --html")
+        check_writable(arguments.html)
+        from feeder.tools.parity.page import ParityPage
+
+        page = ParityPage()
     report = parity(
         arguments.dir,
         backend=arguments.backend,
@@ -60,9 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
         images=arguments.images,
         seed=arguments.seed,
         progress=terminal_progress(arguments.quiet),
+        seen=None if page is None else page.add,
     )
+    if page is not None:
+        write_text(arguments.html, page.html(arguments.dir, report))
     if arguments.json:
         say(json.dumps(report.to_json()))
     elif not arguments.quiet:
-        say(report.render())
+        say(report.render() + ("" if page is None else f"\n  page: {arguments.html}"))
     return 0 if report.passed else EXIT_ERROR

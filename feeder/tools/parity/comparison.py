@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from textwrap import indent
 from typing import Any, NamedTuple
@@ -15,137 +15,17 @@ from feeder.dataset.reader import Reader, ReadSamples
 from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
-from feeder.errors import ArgumentError, DecodeError
+from feeder.errors import DecodeError
 from feeder.order.permutation import permute
 from feeder.system.arguments import check_int
-from feeder.system.arrays import Float64s, Int32s, Uint8s
 from feeder.system.progress import Progress
 from feeder.system.text import count, printable
+from feeder.tools.parity.differences import BOUNDS, FIGURES, Bounds, BucketFigures, Differences, crop_ratio
 from feeder.tools.presets import open_dataset
 from feeder.tools.terminal import table, wrap
 from feeder.transforms import CenterCrop, Draws, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
-__all__ = [
-    "BOUNDS",
-    "BUCKETS",
-    "RECIPES",
-    "Bounds",
-    "BucketFigures",
-    "Differences",
-    "Failure",
-    "ParityReport",
-    "crop_ratio",
-    "parity",
-]
-
-# Crop-to-target ratios, [low, high): the geometric mean of crop width / output width and crop height / output height.
-BUCKETS = ((0.0, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, math.inf))
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Upper limits of the differences in every bucket, in levels of 0-255.
-
-    Attributes:
-        mean: Limit of the mean absolute difference.
-        percentile_999: Limit of the 99.9th percentile of the absolute difference.
-        bias: Limit of the absolute value of any channel's mean signed difference.
-    """
-
-    mean: float = 0.6
-    percentile_999: float = 8.0
-    bias: float = 0.1
-
-
-BOUNDS = {"fast": Bounds(), "exact": Bounds(percentile_999=1.0), "draft": Bounds(mean=2.0, percentile_999=32.0)}
-
-
-@dataclass(frozen=True)
-class BucketFigures:
-    """The differences of one bucket, in levels of 0-255.
-
-    Attributes:
-        low: Least crop-to-target ratio of the bucket.
-        high: Upper end of its ratios, exclusive.
-        images: Number of images compared.
-        mean: Mean absolute difference.
-        percentile_999: 99.9th percentile of the absolute difference.
-        max: Largest absolute difference.
-        bias: Mean signed difference (backend - reference) of R, G and B.
-    """
-
-    low: float
-    high: float
-    images: int
-    mean: float
-    percentile_999: float
-    max: int
-    bias: tuple[float, float, float]
-
-    def within(self, bounds: Bounds) -> bool:
-        """Returns True if all figures are within bounds, or the bucket has no images."""
-        return self.images == 0 or (
-            self.mean <= bounds.mean
-            and self.percentile_999 <= bounds.percentile_999
-            and max(map(abs, self.bias)) <= bounds.bias
-        )
-
-
-class Differences:
-    """Collects differences image by image, in constant memory."""
-
-    def __init__(self) -> None:
-        self._histograms = np.zeros((len(BUCKETS), 256), np.int64)
-        self._signed = np.zeros((len(BUCKETS), 3), np.int64)
-        self._images = np.zeros(len(BUCKETS), np.int64)
-
-    def add(self, reference: Uint8s, found: Uint8s, ratio: float) -> None:
-        """Compares one image.
-
-        Args:
-            reference: uint8 [3, H, W], 0-255.
-            found: uint8 [3, H, W], 0-255: the same image, by the backend.
-            ratio: Crop-to-target ratio, see :data:`BUCKETS`.
-        """
-        if reference.shape != found.shape:
-            raise ArgumentError(f"the images must be of one shape, got {reference.shape} and {found.shape}")
-        bucket = next(i for i, (_, high) in enumerate(BUCKETS) if ratio < high)
-        difference = found.astype(np.int16) - reference
-        self._histograms[bucket] += np.bincount(np.abs(difference).ravel(), minlength=256)
-        self._signed[bucket] += difference.sum(axis=(1, 2), dtype=np.int64)
-        self._images[bucket] += 1
-
-    def figures(self) -> list[BucketFigures]:
-        """Returns the figures of all buckets; those without images are zero."""
-        return [self._bucket(i) for i in range(len(BUCKETS))]
-
-    def _bucket(self, i: int) -> BucketFigures:
-        histogram = self._histograms[i]
-        count = max(1, int(histogram.sum()))
-        levels = np.arange(256)
-        red, green, blue = (3 * self._signed[i] / count).tolist()
-        return BucketFigures(
-            low=BUCKETS[i][0],
-            high=BUCKETS[i][1],
-            images=int(self._images[i]),
-            mean=float((histogram * levels).sum() / count),
-            percentile_999=float(np.searchsorted(np.cumsum(histogram), 0.999 * histogram.sum())),
-            max=int(levels[histogram > 0].max(initial=0)),
-            bias=(red, green, blue),
-        )
-
-
-def crop_ratio(source_box: Float64s, size: Int32s) -> float:
-    """Returns the crop-to-target ratio of one image.
-
-    Args:
-        source_box: float64 [4], (left, top, right, bottom).
-        size: [2], (height, width) of the output.
-    """
-    left, top, right, bottom = source_box.tolist()
-    height, width = size.tolist()
-    return math.sqrt((right - left) * (bottom - top) / (height * width))
-
+__all__ = ["RECIPES", "Compared", "Failure", "ParityReport", "parity"]
 
 # Recipes to compare: the two presets, and crops at output sizes that fill every bucket from photos of usual size.
 RECIPES: tuple[tuple[Op, ...], ...] = (
@@ -166,6 +46,10 @@ class Failure(NamedTuple):
     name: str
     decoded_by: str
     reason: str
+
+
+# A view of an image by the reference and by the backend, and its crop-to-target ratio.
+Compared = tuple[View, View, float]
 
 
 @dataclass(frozen=True)
@@ -209,33 +93,35 @@ class ParityReport:
             bucket["high"] = None if math.isinf(bucket["high"]) else bucket["high"]
         return report
 
-    def render(self) -> str:
-        """Returns the report as a table."""
-        head = f"backend {self.backend!r} ({self.fidelity}, {self.device}) against {self.versions}: "
-        head += f"{count(self.images, 'image')}, differences in levels of 0-255"
-        lines = [*wrap(head), ""]
-        rows = [["crop / target", "images", "mean", "99.9 %", "max", "bias R, G, B", ""]]
-        for bucket in self.buckets:
-            ratio = f"over {bucket.low:g}" if math.isinf(bucket.high) else f"{bucket.low:g} - {bucket.high:g}"
-            rows.append([ratio, f"{bucket.images:,}", f"{bucket.mean:.3f}", f"{bucket.percentile_999:g}"])
-            rows[-1] += [str(bucket.max), " ".join(f"{value:+.3f}" for value in bucket.bias)]
-            rows[-1].append("" if bucket.within(self.bounds) else "OUT OF BOUNDS")
-        bounds = self.bounds
-        rows.append(["bounds", "", f"{bounds.mean:.3f}", f"{bounds.percentile_999:g}", "", f"{bounds.bias:+.3f}", ""])
-        lines.append(indent(table(rows), "  "))
-        if not self.images:
-            lines.append("\n  nothing was compared")
+    @property
+    def head(self) -> str:
+        """The comparison in words."""
+        return (
+            f"backend {self.backend!r} ({self.fidelity}, {self.device}) against {self.versions}: "
+            f"{count(self.images, 'image')}, differences in levels of 0-255"
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines on the images that the figures leave out."""
+        notes = [] if self.images else ["nothing was compared"]
         if self.unreadable:
-            lines.append(f"\n  neither can decode {count(self.unreadable, 'image')}")
+            notes.append(f"neither can decode {count(self.unreadable, 'image')}")
         if self.redone:
-            lines.append(
-                f"\n  {self.backend!r} failed on {count(self.redone, 'image')}, which the CPU decoded in its place; "
+            notes.append(
+                f"{self.backend!r} failed on {count(self.redone, 'image')}, which the CPU decoded in its place; "
                 "the log has the reasons"
             )
         for failure in self.failures:
-            lines.append(f"\n  only {failure.decoded_by!r} decodes " + printable(f"{failure.name}: {failure.reason}"))
-        lines.append("\n  " + ("passed" if self.passed else "NOT PASSED"))
-        return "\n".join(lines)
+            notes.append(f"only {failure.decoded_by!r} decodes {failure.name}: {failure.reason}")
+        return notes
+
+    def render(self) -> str:
+        """Returns the report as a table."""
+        buckets = [[*each.cells, "" if each.within(self.bounds) else "OUT OF BOUNDS"] for each in self.buckets]
+        rows = [[*FIGURES, ""], *buckets, [*self.bounds.cells, ""]]
+        notes = [f"\n  {printable(note)}" for note in (*self.notes, "passed" if self.passed else "NOT PASSED")]
+        return "\n".join([*wrap(self.head), "", indent(table(rows), "  "), *notes])
 
 
 def parity(
@@ -247,6 +133,7 @@ def parity(
     images: int = 250,
     seed: int = 0,
     progress: Progress | None = None,
+    seen: Callable[[str, Sequence[Compared]], None] | None = None,
 ) -> ParityReport:
     """Compares a backend with the Pillow reference on given images.
 
@@ -258,6 +145,7 @@ def parity(
         images: Number of images to compare, chosen at random; all if there are fewer.
         seed: Seed of the choice of images and of crops.
         progress: Advanced with every image.
+        seen: Called with the path, or key, of every image that both decode, and its views.
 
     Raises:
         ArgumentError: for a bad argument.
@@ -266,7 +154,7 @@ def parity(
         FormatError: if the index is damaged.
     """
     check_int("images", images, 1)
-    comparison = _Comparison(get_decoder(backend, Recipe.of(RECIPES[0]), fidelity=fidelity, device=device), seed)
+    comparison = _Comparison(get_decoder(backend, Recipe.of(RECIPES[0]), fidelity=fidelity, device=device), seed, seen)
     reader = open_dataset(path, None).reader
     number = min(images, len(reader))
     chosen = permute(np.arange(number), len(reader), seed) if number else np.arange(0)
@@ -294,7 +182,9 @@ def parity(
 class _Comparison:
     """Counts and differences of a backend's images and Pillow's; all recipes make views of one image."""
 
-    def __init__(self, decoder: Decoder, seed: int) -> None:
+    def __init__(
+        self, decoder: Decoder, seed: int, seen: Callable[[str, Sequence[Compared]], None] | None = None
+    ) -> None:
         self.decoder = decoder
         self.differences = Differences()
         self.failures: list[Failure] = []
@@ -304,6 +194,7 @@ class _Comparison:
         self._reference = get_decoder("pillow")
         self._recipes = [Recipe.of(ops) for ops in RECIPES]
         self._seed = seed
+        self._seen = seen
 
     def add(self, reader: Reader, sample: int) -> int:
         """Compares one image, and returns its bytes."""
@@ -327,9 +218,12 @@ class _Comparison:
         else:
             self.compared += 1
             self.redone += self.decoder.redone_images > redone
+            compared = list[Compared]()
             for drawn, right, pixels in zip(draws, expected, found, strict=True):
-                ratio = crop_ratio(drawn.source_box[0], drawn.base_size[0])
-                self.differences.add(right.out[0], pixels.out[0], ratio)
+                compared.append((right, pixels, crop_ratio(drawn.source_box[0], drawn.base_size[0])))
+                self.differences.add(right.out[0], pixels.out[0], compared[-1][-1])
+            if self._seen is not None:
+                self._seen(reader.field(sample, "path") or reader.field(sample, "key"), compared)
         return size
 
     def _decode(

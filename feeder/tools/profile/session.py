@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from feeder.system.cores import cores, local_world_size
 from feeder.system.nvml import Nvml, open_nvml
-from feeder.system.process_usage import cpu_seconds_by_process
+from feeder.system.process_usage import cpu_seconds_by_process, stat_fields
 from feeder.system.text import say
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.launch import run_script
@@ -24,6 +24,7 @@ from feeder.tools.terminal import columns
 __all__ = ["profile"]
 
 _MOST_SAMPLES = 4000
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def profile(script: str, arguments: Sequence[str]) -> int:
@@ -120,5 +121,5 @@ def _busy_threads() -> int:
     """Returns how many threads of this process computed at least a tenth as long as the main one, which is included."""
     threads = [stat_fields(f"self/task/{thread}") for thread in os.listdir("/proc/self/task")]
     ticks = [int(fields[11]) + int(fields[12]) for fields in threads if fields is not None]
-    least = time.thread_time() / _TICK_S / 10
+    least = time.thread_time() * _TICKS_PER_S / 10
     return sum(each > least for each in ticks)
