@@ -139,7 +139,7 @@ class Names:
         default = given.get("default")
         if isinstance(default, ast.Constant) and isinstance(name, str):
             self.defaults[name] = Default(default.value, option)
-        elif default is not None:
+        elif default is not None and isinstance(name, str):
             for owner in _OPTIONS:
                 self.assigned.setdefault(f"{owner}.{name}", []).append(default)
 
