@@ -67,6 +67,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         self.extras = tuple(extras)
         if any(isinstance(extra, CropBox) for extra in self.extras):
             check_crop_box(self.recipe)
+        self._decoder = None
 
     def __len__(self) -> int:
         return len(self.reader)
