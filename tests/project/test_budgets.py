@@ -21,17 +21,17 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 177,
     "dataset": 2_836,
-    "decoders": 3_494,
+    "decoders": 3_505,
     "fields": 351,
     "loader": 8_139,
     "order": 1_344,
     "service": 1_583,
     "shard": 8_630,
     "system": 682,
-    "tools": 4_478,
-    "transforms": 2_507,
+    "tools": 4_480,
+    "transforms": 2_516,
 }
-TOKENS = 451_084
+TOKENS = 451_208
 OWN_PARAMETERS = 15
 DENSE = 17
 
