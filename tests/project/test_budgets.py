@@ -21,7 +21,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 177,
     "dataset": 2_836,
-    "decoders": 3_505,
+    "decoders": 3_506,
     "fields": 351,
     "loader": 8_139,
     "order": 1_344,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 4_480,
     "transforms": 2_516,
 }
-TOKENS = 451_208
+TOKENS = 451_205
 OWN_PARAMETERS = 15
 DENSE = 17
 
