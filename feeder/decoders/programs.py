@@ -302,9 +302,11 @@ def _single(kind: Any, *values: Any) -> Programs:
 
 def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float: bool) -> Programs:
     kind = _OPS.ERASE_NOISE if op.value is None else _OPS.ERASE_OUTPUT if is_float else _OPS.ERASE
-    kinds, place = np.where(params["erase"], kind.value, 0), (params[name] for name in ("i", "j", "h", "w"))
+    place = (params[name] for name in ("i", "j", "h", "w"))
     values: Any = _halves(params["key"]) if op.value is None else erasing_of(op, params, later, is_float).value
-    return _single(kinds, *place, *values)
+    block = _single(kind.value, *place, *values)
+    block[~params["erase"]] = 0.0
+    return block
 
 
 def _mirror(block: Programs, flip: Bools, width: int) -> None:
