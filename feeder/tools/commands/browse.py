@@ -40,8 +40,6 @@ def add(commands: Any) -> None:
         help="version of the set (default: the newest, or --state's)",
     )
 
-    command.set_defaults(run=run)
-
 
 def run(arguments: argparse.Namespace) -> int:
     try:

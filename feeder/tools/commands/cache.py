@@ -31,7 +31,6 @@ def add(commands: Any) -> None:
         "use stay",
     )
     add_output(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

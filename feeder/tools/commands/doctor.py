@@ -42,7 +42,6 @@ def add(commands: Any) -> None:
         help="run the script that follows, with its arguments, on a GPU, and list the lines that wait for the GPU; "
         "everything after this option belongs to the script",
     )
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

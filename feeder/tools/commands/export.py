@@ -32,7 +32,6 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--out", metavar="DIR", required=True, help="new or empty folder, also in a store")
     add_output(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -38,7 +38,6 @@ def add(commands: Any) -> None:
     command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
     add_labels(command, "key of the samples' json")
     add_output(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -37,7 +37,6 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--workers", type=int, metavar="N", help="threads for --verify (default: one per core)")
     command.add_argument("--json", action="store_true", help="print one JSON object")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -45,7 +45,6 @@ def add(commands: Any) -> None:
     )
 
     add_output(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -35,7 +35,6 @@ def add(commands: Any) -> None:
     command.add_argument("--rank", type=int, metavar="R", default=0, help="rank whose batch it is (default: 0)")
     command.add_argument("--out", metavar="DIR", help="write the images as PNG files to a new folder")
     add_output(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -73,7 +73,6 @@ def add(commands: Any) -> None:
     what.add_argument("--status", action="store_true", help="show nodes, jobs and images/s")
     what.add_argument("--stop", action="store_true", help="end the service")
     command.add_argument("--json", action="store_true", help="print one JSON object")
-    command.set_defaults(run=run)
 
 
 def _add_nodes(command: Any) -> None:

@@ -68,7 +68,7 @@ def add(commands: Any) -> None:
     command.add_argument("--dry-run", action="store_true", help="only list and plan; write nothing")
 
     add_output(command)
-    command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command resumes the run")
+    command.set_defaults(on_interrupt="every finished shard is kept; the same command resumes the run")
 
 
 def _add_encoding(command: Any) -> None:

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     command.add_argument("keys", metavar="KEY", nargs="*", help="key of a sample, as browse and replay show it")
     command.add_argument("--from", dest="file", metavar="FILE", help="file with further keys, one on each line")
     add_output(command)
-    command.set_defaults(run=run, on_interrupt="run `feeder takedown SET` to finish it, or the same command again")
+    command.set_defaults(on_interrupt="run `feeder takedown SET` to finish it, or the same command again")
 
 
 def run(arguments: argparse.Namespace) -> int:

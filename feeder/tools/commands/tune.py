@@ -45,7 +45,6 @@ def add(commands: Any) -> None:
     output = command.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object with every run")
     output.add_argument("-q", "--quiet", action="store_true", help="print only the result, not each run")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
