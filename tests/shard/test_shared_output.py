@@ -82,9 +82,8 @@ class _Elsewhere:
                 order = pickled_order(job, source, ids, folder, output)
                 self.orders.append(len(order))
                 with _far_away(folder):
-                    finished = attempt_shard(writer_versions(), order)
-                folder.adopt(finished)
-                written[number] = finished.written
+                    written[number], files = attempt_shard(writer_versions(), order)
+                folder.adopt(written[number], files)
                 progress.advance(len(job.positions), 0)
         return written
 
@@ -287,7 +286,7 @@ def test_an_attempt_that_goes_on_leaves_nothing_behind_a_run_that_has_ended(out:
 
     for _ in range(20):
         writes, ended = threading.Event(), threading.Event()
-        with out.shared() as output, output.attempt() as folder:
+        with out.shared() as output, output.attempt("shard-000000.tar") as folder:
             thread = threading.Thread(target=write_on, args=(folder,))
             thread.start()
             writes.wait()

@@ -21,7 +21,6 @@ from feeder.shard.write.plan import ordered_ids
 from feeder.shard.write.shard_engine import ShardEngine
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard
-from feeder.shard.write.shared_output import FinishedAttempt
 from feeder.system.progress import Progress
 from feeder.system.ray_address import cant_join, check_ray_address
 
@@ -94,9 +93,8 @@ def _write_on_nodes(
 
             (done, *_), _ = ray.wait(list(running), num_returns=1)
             number, _, size_bytes = running.pop(done)
-            finished: FinishedAttempt = ray.get(done)
-            folder.adopt(finished)
-            written[number] = finished.written
+            written[number], files = ray.get(done)
+            folder.adopt(written[number], files)
             progress.advance(len(jobs[number].positions), size_bytes)
     return written
 

@@ -24,7 +24,8 @@ from feeder.shard.write.output_folder import OutputFolder, is_ours
 from feeder.shard.write.set_copy import at_once
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME
-from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput, SharedStore
+from feeder.shard.write.shard_writer import WrittenShard
+from feeder.shard.write.shared_output import SharedOutput, SharedStore
 from feeder.shard.write.store_lock import LOCK_NAME, StoreLock
 from feeder.system.files import DISK_FULL
 
@@ -114,8 +115,8 @@ class StoreOutput(OutputFolder):
         assert self.lock is not None
         yield SharedStore(self.store.url.anywhere(), self.lock.id)
 
-    def adopt(self, finished: FinishedAttempt) -> None:
-        record = finished.written.record
+    def adopt(self, written: WrittenShard, folder: str) -> None:
+        record = written.record
         self.fetch(index_path("", record.name))
         _make_hole(self.file(record.name), record.size_bytes)
 
