@@ -78,7 +78,7 @@ class _Elsewhere:
         written = {}
         with folder.shared() as output:
             for number, job in jobs.items():
-                ids = np.fromiter(ordered_ids(job.positions, len(source.table), self.options), np.int64)
+                ids = ordered_ids(job.positions, len(source.table), self.options)
                 order = pickled_order(job, source, ids, folder, output)
                 self.orders.append(len(order))
                 with _far_away(folder):
@@ -228,7 +228,7 @@ def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Pat
         tracemalloc.reset_peak()
         for number, positions in enumerate(plan[:8]):
             job = ShardJob(f"shard-{number:06d}.tar", positions, 0, 8, KEEP, None)
-            ids = np.fromiter(ordered_ids(positions, samples, options), np.int64)
+            ids = ordered_ids(positions, samples, options)
             order = pickled_order(job, source, ids, folder, SharedFolder(str(tmp_path)))
             assert len(order) < 100 * len(positions)
         assert tracemalloc.get_traced_memory()[1] - table_bytes < table_bytes // 3

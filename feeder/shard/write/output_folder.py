@@ -5,8 +5,6 @@ While a run is unfinished, ``.work`` holds its plan (settings, and a digest of t
 record for each finished shard. A shard is renamed into place after its index and this record are written, so a shard
 that exists is finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` is removed.
 
-Images that were read from URLs stay there until the run has ended well.
-
 A run that adds samples to a finished set has its plan and records there, too. The set's header does not name its shards
 until all are written, so that a killed run leaves the set as it was.
 

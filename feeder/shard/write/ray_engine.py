@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
@@ -86,7 +85,7 @@ def _write_on_nodes(
                 if running and sum(sent_bytes for _, sent_bytes, _ in running.values()) >= _MOST_SENT_BYTES:
                     break
                 number, job = todo.popleft()
-                ids = np.fromiter(ordered_ids(job.positions, len(source.table), options), np.int64)
+                ids = ordered_ids(job.positions, len(source.table), options)
                 order = pickled_order(job, source, ids, folder, output)
                 size_bytes = int(source.table.sizes()[ids].sum())
                 running[task.remote(writer_versions(), order)] = number, len(order), size_bytes
