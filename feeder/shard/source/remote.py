@@ -52,8 +52,8 @@ class RemoteSource(Source):
     def is_remote(self) -> bool:
         return True
 
-    def add_object(self, entry: Entry, copy: str | None = None) -> int:
-        """Registers an object that holds many samples and returns its number.
+    def add_object(self, entry: Entry, copy: str | None = None) -> None:
+        """Registers an object that holds many samples.
 
         Args:
             entry: The object.
@@ -64,7 +64,6 @@ class RemoteSource(Source):
         self._entries[path] = entry
         if copy is not None:
             self._copies[path] = copy
-        return len(self.containers) - 1
 
     def objects(self) -> list[Entry]:
         """Returns the objects that hold many samples, by container."""

@@ -145,7 +145,6 @@ class Source:
             i: f"its label {found.odd[int(codes[i])]!r} is not a number, unlike nearly all others"
             for i in np.flatnonzero(np.isin(codes, list(found.odd))).tolist()
         }
-        del codes
         if odd:
             self.notes.append(
                 f"{count(len(odd), 'sample')} rejected, as the label is not a number, unlike nearly all others: "
@@ -172,11 +171,10 @@ class Source:
         self.unreadable_folders += 1
         self.reject(path, reason, bad=False)
 
-    def add_container(self, path: str) -> int:
-        """Registers a file that holds many samples and returns its number."""
+    def add_container(self, path: str) -> None:
+        """Registers a file that holds many samples."""
         status = os.stat(path)
         self.containers.append(Container(path, status.st_size, status.st_mtime_ns))
-        return len(self.containers) - 1
 
     @contextlib.contextmanager
     def copied(self, container: int) -> Iterator[str]:
@@ -197,12 +195,11 @@ class Source:
         """
         found = copy.copy(self)
         found.table, used = self.table.rows(ids)
-        found.containers = [self.containers[number] for number in used]
         if not self.is_remote:
             found.root = os.path.abspath(self.root)
         found.containers = [
             container if is_remote(container.path) else container._replace(path=os.path.abspath(container.path))
-            for container in found.containers
+            for container in (self.containers[number] for number in used)
         ]
         found.classes = None
         found.rejected = []
