@@ -12,7 +12,6 @@ from typing import NamedTuple
 from feeder.errors import SourceError
 from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.class_folders import (
-    UNREADABLE,
     are_downloads,
     class_names,
     downloads_note,
@@ -20,7 +19,7 @@ from feeder.shard.source.class_folders import (
     unlistable,
     walk,
 )
-from feeder.shard.source.image_file import LARGE_BYTES, left_out, left_out_notes, looks_like_image
+from feeder.shard.source.image_file import LARGE_BYTES, UNREADABLE, left_out, left_out_notes, looks_like_image
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
 from feeder.shard.source.source import Source, SourceKind
 from feeder.system.text import count

@@ -71,19 +71,19 @@ class RemoteSource(Source):
 
     @contextlib.contextmanager
     def copied(self, container: int) -> Iterator[str]:
-        if self.containers[container].path in self._copies:
-            yield self._local_path(container)
+        path = self.containers[container].path
+        if path in self._copies:
+            yield self._copies[path]
             return
         with tempfile.TemporaryDirectory(prefix="feeder-tar-") as folder:
-            path = os.path.join(folder, "copy")
-            listed = self.containers[container]
-            download(self.store, self._entries[listed.path], path)
-            self.containers[container] = listed._replace(path=path)
+            copy = os.path.join(folder, "copy")
+            download(self.store, self._entries[path], copy)
+            self._copies[path] = copy
             try:
-                yield path
+                yield copy
             finally:
                 self.close()
-                self.containers[container] = listed
+                del self._copies[path]
 
     def read(self, i: int) -> list[tuple[str | None, bytes]]:
         parts = self.table.parts(i)

@@ -6,28 +6,28 @@ import base64
 import binascii
 import contextlib
 import csv
-import errno
 import itertools
 import os
+import posixpath
 import shlex
-import stat
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from feeder.errors import ArgumentError, ChoiceError, NotFoundError, SourceError
-from feeder.shard.source.class_folders import UNREADABLE
+from feeder.shard.source.ahead import ahead
+from feeder.shard.source.image_file import MAX_FILE_BYTES, file_status
 from feeder.shard.source.image_files import ImageFiles, folders_beside, image_files
 from feeder.shard.source.joined_rows import join_rows
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.pattern import expand_pattern
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
-from feeder.shard.source.row_images import looked_up
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
@@ -46,6 +46,7 @@ _IMAGES = ("image_bytes", "bytes", "image", "jpg", "jpeg", "png")
 _IDS = ("id", "image_id", "id_code", "image_name", "name", "image")
 _LABELS = ("label", "class", "cls", "target", "class_name")
 _SNIFFED_ROWS = 100
+_REQUESTS = 32  # at once
 _SHOWN_COLUMNS = 3
 _FAILED = ("failed_to_download", "failed_to_resize")  # in img2dataset's column "status"
 
@@ -132,15 +133,17 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     with Spool(source, spool_path) as spool:
         listing = _Listing(source, spool, shown, columns, tables)
         try:
-            rows = enumerate(listing.rows(), 1)
-            first = list(itertools.islice(rows, _SNIFFED_ROWS))
+            later = enumerate(listing.rows(), 1)
+            first = list(itertools.islice(later, _SNIFFED_ROWS))
             listing.resolve([row for _, row in first if isinstance(row, dict)])
-            with contextlib.closing(looked_up(there, itertools.chain(first, rows), listing.path_of)) as found:
-                for number, row, image in found:
-                    if isinstance(row, str):
-                        source.reject(listing.place(number), row)
-                    else:
-                        listing.add(number, row, image)
+            rows = itertools.chain(first, later)
+            if there is None:
+                for row in rows:
+                    listing.add(*row)
+            else:
+                with contextlib.closing(ahead(partial(listing.look_up, there), rows, _REQUESTS)) as found:
+                    for row, image in found:
+                        listing.add(*row, image)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
@@ -278,29 +281,37 @@ class _Listing:
         file = bisect_right(self._starts, number - 1) - 1
         return f"{os.path.basename(self._paths[file])}#{number - self._starts[file]}"
 
-    def path_of(self, number: int, row: Row | str) -> str | None:
-        """Returns the path of a row's image, if that is a file of its own."""
-        if isinstance(row, str) or self._columns.image or not self._columns.path:
+    def look_up(self, store: Store, row: tuple[int, Row | str]) -> Entry | None:
+        """Returns the entry of a row's image in a store, if that is an object of its own."""
+        number, values = row
+        if isinstance(values, str) or self._columns.image or not self._columns.path:
             return None
-        with contextlib.suppress(_Unusable):
-            return self._checked_path(number, row.get(self._columns.path))
-        return None
+        path = self._checked_path(number, values.get(self._columns.path))
+        try:
+            entry = store.size(posixpath.normpath(path))
+        except NotFoundError as error:  # any other is the store's fault, not this row's
+            raise _Unusable(str(error), path) from None
+        if entry.size_bytes > MAX_FILE_BYTES:
+            raise _Unusable(f"{store.url.object(path)}: has more than {MAX_FILE_BYTES:,} bytes", path)
+        return entry
 
-    def add(self, number: int, row: Row, image: Future[Entry] | None) -> None:
+    def add(self, number: int, row: Row | str, image: Future[Entry | None] | None = None) -> None:
         """Adds one row, or rejects it if it can't be a sample.
 
         Args:
             number: The row's number, from 1.
-            row: The row.
-            image: The entry of its image if that lies in a store, or why it can't be read.
+            row: The row, or the reason why it can't be read.
+            image: What :meth:`look_up` finds of it if the images lie in a store.
         """
         name = self.place(number)
         try:
-            self._add(name, number, row, image)
+            if isinstance(row, str):
+                raise _Unusable(row)
+            self._add(name, number, row, None if image is None else image.result())
         except _Unusable as error:
             self._source.reject(error.path or name, error.reason, bad=error.is_bad)
 
-    def _add(self, name: str, number: int, row: Row, entry: Future[Entry] | None) -> None:
+    def _add(self, name: str, number: int, row: Row, found: Entry | None) -> None:
         columns = self._columns
         taken = (columns.path, columns.image, columns.label, *columns.targets)
         extras = {k: v for k, v in row.items() if k not in taken}
@@ -321,15 +332,9 @@ class _Listing:
                 raise _Unusable(f"img2dataset {outcome}: {row.get('error_message')}", is_bad=False)
             parts.append(self._spool.add("", self._image_bytes(image)))
             shown = f"{name}/{image_path}" if image_path else name
-        elif entry is not None:
-            try:
-                found = entry.result()
-            except NotFoundError as error:  # any other is the store's fault, not this row's
-                raise _Unusable(str(error), self._checked_path(number, image_path)) from None
-            shown, size, mtime_ns = found.key, found.size_bytes, found.modified_ns
         else:
-            shown, status = self._image_file(number, image_path)
-            size, mtime_ns = status.st_size, status.st_mtime_ns
+            found = found or self._image_file(number, image_path)
+            shown, size, mtime_ns = found.key, found.size_bytes, found.modified_ns
         try:
             target = [target_number(row.get(column), f"column {column!r}") for column in columns.targets]
         except ValueError as error:
@@ -354,20 +359,14 @@ class _Listing:
             raise _Unusable(f"no image bytes in column {column!r}")
         return data
 
-    def _image_file(self, number: int, path: Any) -> tuple[str, os.stat_result]:
-        """Returns the path of an image's file, its suffix included, and the file's status."""
+    def _image_file(self, number: int, path: Any) -> Entry:
+        """Returns path, size and time of an image's file."""
         path = self._checked_path(number, path)
         try:
-            status = os.stat(os.path.join(self._source.root, path))
-        except FileNotFoundError:
-            raise _Unusable("not found", path) from None
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.ENOTDIR):
-                raise
+            status = file_status(self._source.root, path)
+        except ValueError as error:
             raise _Unusable(str(error), path) from None
-        if not stat.S_ISREG(status.st_mode):
-            raise _Unusable("not a regular file", path)
-        return path, status
+        return Entry(path, status.st_size, modified_ns=status.st_mtime_ns)
 
     def _checked_path(self, number: int, path: Any) -> str:
         """Returns a path as it stands in a row, its suffix included.

@@ -21,9 +21,8 @@ from feeder.errors import DecodeError, ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.tar import TarWriter
-from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.image_field import is_mask_field
-from feeder.shard.source.image_file import has_other_extension, looks_like_image
+from feeder.shard.source.image_file import UNREADABLE, has_other_extension, looks_like_image
 from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.shard.write.encode import EncodedImage, EncodeOptions, Encoder
 from feeder.shard.write.set_writer import index_path
