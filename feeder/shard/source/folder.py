@@ -51,45 +51,47 @@ def open_folder(
         SourceError: if the folder, or one below it, can't be listed, or one in it is a shard set; if no image has one
             of the members.
     """
+    source = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
     try:
-        if not has_labels:
+        if has_labels:
+            _list_classes(source, members)
+        else:
             _refuse_sets(root, sorted(os.listdir(root)))
-            found = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
-            list_tree(found, members)
-            note_members(found, members)
-            return found
-
-        classes = class_names(root, skip_unreadable=skip_unreadable)
-        tree = Source(SourceKind.CLASS_FOLDERS, root, skip_unreadable=skip_unreadable)
-        tree.classes = classes
-        _refuse_sets(root, classes)
-
-        is_labelled = not are_downloads(root, classes)
-        if not is_labelled:
-            tree.classes = None
-            tree.notes.append(downloads_note(root, classes))
-
-        for label, name in enumerate(classes):
-            before = len(tree.table)
-            _add_class(tree, name, label if is_labelled else -1, members)
-            if is_labelled and len(tree.table) == before:
-                tree.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
-
-        if len(tree.table):
-            if advice := splits_advice(root, classes):
-                tree.notes.append(advice)
-            _list_files(tree, "", -1, "is outside the class folders")
-            note_members(tree, members)
-            return tree
-        flat = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
-        flat.rejected = tree.rejected
-        flat.unreadable_folders = tree.unreadable_folders
-        flat.left_out = tree.left_out
-        _list_files(flat, "", -1, None, members)
-        note_members(flat, members)
-        return flat
+            list_tree(source, members)
     except OSError as error:
         raise SourceError(f"{root}: can't be listed: {error.strerror}") from None
+    note_members(source, members)
+    return source
+
+
+def _list_classes(source: Source, members: Sequence[str]) -> None:
+    """Adds the files of a class-per-folder tree, or, if its subfolders hold no file, those in the folder itself.
+
+    Raises:
+        OSError, SourceError: as :func:`open_folder` does.
+    """
+    root = source.root
+    classes = class_names(root, skip_unreadable=source.skip_unreadable)
+    _refuse_sets(root, classes)
+
+    is_labelled = not are_downloads(root, classes)
+    if not is_labelled:
+        source.notes.append(downloads_note(root, classes))
+    for label, name in enumerate(classes):
+        before = len(source.table)
+        _add_class(source, name, label if is_labelled else -1, members)
+        if is_labelled and len(source.table) == before:
+            source.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
+
+    if not len(source.table):
+        source.notes.clear()
+        _list_files(source, "", -1, None, members)
+        return
+    source.kind = SourceKind.CLASS_FOLDERS
+    source.classes = classes if is_labelled else None
+    if advice := splits_advice(root, classes):
+        source.notes.append(advice)
+    _list_files(source, "", -1, "is outside the class folders")
 
 
 def _refuse_sets(root: str, names: Sequence[str]) -> None:
