@@ -18,6 +18,7 @@ __all__ = [
     "MAX_FILE_BYTES",
     "START_BYTES",
     "UNREADABLE",
+    "check_length",
     "check_size",
     "check_start",
     "file_status",
@@ -89,10 +90,15 @@ def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MA
         OSError: if its first bytes can't be read.
         ValueError: if it is too large, or not an image.
     """
-    if length > max_bytes:
-        raise ValueError(f"{length:,} bytes are more than the {max_bytes:,} that an image may have")
+    check_length(length, max_bytes)
     if length > LARGE_BYTES:
         check_start(os.pread(descriptor, START_BYTES, offset))
+
+
+def check_length(length: int, max_bytes: int, what: str = "an image") -> None:
+    """Raises ValueError if a file or field is too large to be read."""
+    if length > max_bytes:
+        raise ValueError(f"{length:,} bytes are more than the {max_bytes:,} that {what} may have")
 
 
 def check_start(head: bytes) -> None:

@@ -15,7 +15,7 @@ from feeder.errors import ChangedError, NotFoundError, SourceError
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.source.class_folders import splits_advice
 from feeder.shard.source.folder import FileStatus, add_files, members_of_photos, note_members
-from feeder.shard.source.image_file import LARGE_BYTES, START_BYTES, check_start, left_out, looks_like_image
+from feeder.shard.source.image_file import LARGE_BYTES, START_BYTES, check_length, check_start, left_out, looks_like_image
 from feeder.shard.source.sample_table import OWN_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind
 from feeder.shard.store.open_store import open_store
@@ -96,7 +96,7 @@ class RemoteSource(Source):
         if end - start > needed + _GAP_BYTES or needed > self.max_file_bytes:
             return super().read(i)
         for part in parts:
-            self._check_part(part)
+            check_length(part.length, self.max_file_bytes, f"field {part.field!r}")
         data = self._get(entry.key, start, end, entry)
         return [(part.field or None, data[part.offset - start :][: part.length]) for part in parts]
 
@@ -104,7 +104,7 @@ class RemoteSource(Source):
         entry = self._entry(part.container)
         if entry is None:
             return super().read_part(part)
-        self._check_part(part)
+        check_length(part.length, self.max_file_bytes, f"field {part.field!r}")
         return self._get(entry.key, part.offset, part.offset + part.length, entry)
 
     def _entry(self, container: int) -> Entry | None:
@@ -116,15 +116,10 @@ class RemoteSource(Source):
         path = self.containers[container].path
         return self._copies.get(path, path)
 
-    def _check_part(self, part: StoredField) -> None:
-        if part.length > self.max_file_bytes:
-            raise ValueError(f"{part.length:,} bytes are more than the {self.max_file_bytes:,} that a field may have")
-
     def _read_file(self, path: bytes, size: int) -> bytes:
         key = os.fsdecode(path)
         entry = Entry(key, size)
-        if size > self.max_file_bytes:
-            raise ValueError(f"{size:,} bytes are more than the {self.max_file_bytes:,} that an image may have")
+        check_length(size, self.max_file_bytes)
         if size > LARGE_BYTES:
             check_start(self._get(key, 0, START_BYTES, entry))
         return self._get(key, 0, size, entry)

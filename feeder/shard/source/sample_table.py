@@ -114,9 +114,22 @@ class SampleTable:
         """Path of a file that :meth:`add_file` has taken."""
         return bytes(self._files[offset : self._files.index(b"\0", offset)])
 
-    def files_of(self, other: SampleTable) -> None:
-        """Takes over the files of another table, whose samples this one will have."""
-        self._files = other._files
+    def kept(self, parts_of: Callable[[int], Sequence[StoredField] | None]) -> SampleTable:
+        """Returns a table of some of the samples, with the same files beside them.
+
+        Args:
+            parts_of: Returns the parts of a sample from now on; None to leave it out. Called once for each, in order.
+        """
+        found = SampleTable()
+        found.targets = self.targets
+        found._files = self._files
+        for i in range(len(self)):
+            parts = parts_of(i)
+            if parts is not None:
+                row = self.row(i) if self.is_numbered else None
+                size = self.size(i) + sum(part.length for part in parts) - sum(part.length for part in self.parts(i))
+                found.add(self.path(i), size, self._mtimes[i], self.label(i), parts, self.target(i), row)
+        return found
 
     def path(self, i: int) -> bytes:
         """Path of sample ``i``."""

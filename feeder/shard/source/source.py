@@ -8,14 +8,14 @@ import enum
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import SourceError
-from feeder.shard.source.image_file import MAX_FILE_BYTES, check_size, read_image
+from feeder.shard.source.image_file import MAX_FILE_BYTES, check_length, check_size, read_image
 from feeder.shard.source.labels import Numbering
 from feeder.shard.source.sample_table import OWN_FILE, SampleTable, StoredField
 from feeder.shard.store.url import is_remote
@@ -29,7 +29,6 @@ __all__ = [
     "Source",
     "SourceKind",
     "drop_duplicates",
-    "keep_samples",
     "reject_samples",
     "repeated_paths",
 ]
@@ -306,8 +305,8 @@ class Source:
         try:
             if not part.field or is_image_field(part.field):
                 check_size(descriptor, part.offset, part.length, max_bytes=self.max_file_bytes)
-            elif part.length > self.max_file_bytes:
-                raise ValueError(f"field {part.field!r} has {part.length:,} bytes, more than {self.max_file_bytes:,}")
+            else:
+                check_length(part.length, self.max_file_bytes, f"field {part.field!r}")
             return os.pread(descriptor, part.length, part.offset)
         except MemoryError:
             place = f"{part.length:,} bytes at byte {part.offset}"
@@ -368,27 +367,7 @@ def reject_samples(source: Source, reasons: Mapping[int, str]) -> None:
     table = source.table
     for i in sorted(reasons):
         source.reject(table.path(i), reasons[i])
-    keep_samples(source, lambda i: None if i in reasons else table.parts(i))
-
-
-def keep_samples(source: Source, parts_of: Callable[[int], Sequence[StoredField] | None]) -> None:
-    """Removes samples from the table, and replaces the parts of others.
-
-    Args:
-        source: The source.
-        parts_of: Returns the parts of a sample from now on; None for one to remove. Called once for each, in order.
-    """
-    table, kept = source.table, SampleTable()
-    kept.targets = table.targets
-    kept.files_of(table)
-    columns = table.columns()
-    for i in range(len(table)):
-        parts = parts_of(i)
-        if parts is not None:
-            row = table.row(i) if table.is_numbered else None
-            size = table.size(i) + sum(part.length for part in parts) - sum(part.length for part in table.parts(i))
-            kept.add(table.path(i), size, int(columns["mtimes"][i]), table.label(i), parts, table.target(i), row)
-    source.table = kept
+    source.table = table.kept(lambda i: None if i in reasons else table.parts(i))
 
 
 def _hash64(data: bytes) -> int:
