@@ -173,23 +173,23 @@ class Encoder:
         if info.width_px * info.height_px > MAX_PIXELS:
             reason = f"{info.width_px}x{info.height_px} is more than the {MAX_PIXELS:,} pixels that feeder decodes"
             raise ValueError(f"{reason}; make it smaller first")
-        outcome = "kept"
+        encoded = EncodedImage(data, info, "kept")
         if options.mode in ("seekable", "packed"):
-            outcome = f"kept ({info.extension})"
-            if info.extension == "jpg":
-                encoded = self._lossless(data, info)
-                if not encoded.outcome.startswith("kept"):  # every coefficient was read, so it can be decoded
-                    return encoded
-                outcome = encoded.outcome
+            encoded = self._lossless(data, info)
+            if not encoded.outcome.startswith("kept"):  # every coefficient was read, so it can be decoded
+                return encoded
+
         clipped = self._load(data, info)
         if clipped and options.reject_deep:
             raise ValueError("has more than 8 bits per channel, and would be clipped to 0-255 (--reject-deep)")
-        is_kept = options.mode in ("seekable", "packed", "keep")
-        encoded = EncodedImage(data, info, outcome) if is_kept else _reencode(data, info, options)
+        if options.mode in ("jpeg", "raw"):
+            encoded = _reencode(data, info, options)
         return encoded._replace(clipped=clipped)
 
     def _lossless(self, data: bytes, info: ImageInfo) -> EncodedImage:
-        """Packs a JPEG, or makes it seekable."""
+        """Packs a JPEG, or makes it seekable; keeps other formats."""
+        if info.extension != "jpg":
+            return EncodedImage(data, info, f"kept ({info.extension})")
         if self._codebook_id is None:
             return _seekable(data, info, self._options, "seekable")
         packed, reason = self._pack(data)
