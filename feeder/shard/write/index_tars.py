@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import logging
 import os
@@ -98,8 +97,7 @@ def index_tars(
             with SetCopy.to_change(place.parent()) as copy:
                 for name in (MANIFEST_NAME, place.name):
                     copy.fetch(name)
-                found = _index(stored, names, os.path.join(copy.path, place.name), copy, progress)
-            return dataclasses.replace(found, path=str(place))
+                return _index(stored, names, os.path.join(copy.path, place.name), str(place), copy, progress)
     if is_remote(out or ""):
         raise ShardError(f"{Url.parse(out or '')}: the index of tars in a local folder lies there")
     source = open_tars(local_path(pattern), None, image_field, columns)
@@ -108,7 +106,7 @@ def index_tars(
     names = [os.path.relpath(container.path, folder) for container in source.containers]
     if names[0].startswith(".."):
         raise ShardError(f"{path}: must lie in {source.root}, or above it, as shards are named relative to the index")
-    return _index(source, names, path, SetCopy(folder, folder), progress)
+    return _index(source, names, path, path, SetCopy(folder, folder), progress)
 
 
 def hub_header(pattern: str) -> str:
@@ -148,13 +146,13 @@ def _index_hub(tars: Url, image_field: str | None, columns: ManifestColumns | No
     path = os.path.join(folder, name)
     with open(f"{path}.lock", "wb") as lock, tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        shown = str(place.joined(name))
         if os.path.exists(path) and image_field is None and columns in (None, ManifestColumns()):
             index = open_index(path)
-            return IndexSummary(str(place.joined(name)), index.shard_count, len(index), [])
+            return IndexSummary(shown, index.shard_count, len(index), [])
         stored = _stored_tars(str(tars), image_field, columns, copies)
         names = [f"{_below(stored.store.url, place)}{entry.key}" for entry in stored.objects()]
-        found = _index(stored, names, path, SetCopy(folder, str(place)), progress)
-    return dataclasses.replace(found, path=str(place.joined(name)))
+        return _index(stored, names, path, shown, SetCopy(folder, str(place)), progress)
 
 
 def _stored_tars(pattern: str, image_field: str | None, columns: ManifestColumns | None, copies: str) -> RemoteSource:
@@ -178,16 +176,27 @@ def _below(inner: Url, outer: Url) -> str | None:
     return place[len(top) :] if place.startswith(top) else None
 
 
-def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress: Progress) -> IndexSummary:
-    """Writes the index of tars, which have these names relative to it."""
+def _index(
+    source: Source, names: list[str], path: str, shown: str, copy: SetCopy, progress: Progress
+) -> IndexSummary:
+    """Writes the index of tars, which have these names relative to it.
+
+    Args:
+        source: The samples of the tars.
+        names: The tars' names.
+        path: The index.
+        shown: Its name in messages and the summary.
+        copy: Its folder.
+        progress: Shows each sample.
+    """
     folder = os.path.dirname(path)
     if os.path.exists(os.path.join(folder, MANIFEST_NAME)) and os.path.basename(path) == INDEX_NAME:
         raise ShardError(f"{copy.shown}: holds a shard set that feeder wrote, with an index of its own; nothing to do")
-    if os.path.exists(path) and (other := _shard_names(path)) != names:
-        shown = path.replace(folder, copy.shown)
-        raise ShardError(
-            f"{shown}: is an index for other tars ({other[0] if other else 'none'}, ...); choose another --out"
-        )
+    if os.path.exists(path):
+        index = open_index(path)
+        others = list(map(index.shard_name, range(index.shard_count)))
+        if others != names:
+            raise ShardError(f"{shown}: is an index for other tars ({', '.join(others[:1])}, ...); choose another --out")
     rejected = list(source.rejected)
     for note in source.notes:
         progress.note(note)
@@ -224,13 +233,7 @@ def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress:
         copy.publish(path)
     except OSError as error:
         raise ShardError(f"{error.filename or path}: can't be written: {error.strerror}") from error
-    return IndexSummary(path, len(names), samples, rejected)
-
-
-def _shard_names(path: str) -> list[str]:
-    """Names of the tars that an index is for."""
-    index = open_index(path)
-    return [index.shard_name(number) for number in range(index.shard_count)]
+    return IndexSummary(shown, len(names), samples, rejected)
 
 
 def _add(source: Source, i: int, tar: str, builder: IndexBuilder, encoder: Encoder) -> str | None:
