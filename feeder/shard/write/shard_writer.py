@@ -229,9 +229,9 @@ class _ShardWriter:
             raise ValueError(f"its {mask}: {reason}; give it another name if it is no mask")
         self._odd_masks.update(odd.keys())
 
-        is_same_format = encoded.info.extension == info.extension
-        field = name if name and is_same_format else self._renamed(encoded.info.extension)
-        return field, self._labelled(fields, i), encoded
+        if not name or encoded.info.extension != info.extension:
+            name = _free_name(encoded.info.extension, source.table.fields.keys() - set(source.image_fields))
+        return name, self._labelled(fields, i), encoded
 
     def _labelled(self, fields: list[tuple[str, bytes]], i: int) -> list[tuple[str, bytes]]:
         """Returns the fields of a sample with its label or targets, for programs that read shards without the index."""
@@ -270,10 +270,6 @@ class _ShardWriter:
 
     def _path(self, i: int) -> str:
         return os.fsdecode(self._source.table.path(i))
-
-    def _renamed(self, extension: str) -> str:
-        """Returns the field name of an image in a new format: its extension, unless another field has that name."""
-        return _free_name(extension, self._source.table.fields.keys() - set(self._source.image_fields))
 
 
 def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:

@@ -300,10 +300,7 @@ def _no_image(source: Source, rejected: list[Rejection]) -> SourceError:
 
 def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     """Returns the sum of several counts, by name."""
-    found: collections.Counter[str] = collections.Counter()
-    for outcomes in counts:
-        found.update(outcomes)
-    return dict(sorted(found.items()))
+    return dict(sorted(sum(map(collections.Counter, counts), collections.Counter[str]()).items()))
 
 
 def _chosen_codebook(source: Source, seed: int, known: Sequence[bytes], *, sequential: bool) -> bytes:

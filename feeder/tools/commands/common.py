@@ -11,7 +11,6 @@ from typing import Any
 from feeder.system.text import say
 
 __all__ = [
-    "EXIT_DAMAGED",
     "EXIT_ERROR",
     "EXIT_INTERRUPTED",
     "EXIT_SHORT",
@@ -27,7 +26,6 @@ __all__ = [
 ]
 
 EXIT_ERROR = 1
-EXIT_DAMAGED = 1
 EXIT_USAGE = 2
 EXIT_SHORT = 3
 EXIT_TOO_MANY_BAD = 3

@@ -10,7 +10,7 @@ from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.system.text import count, say
-from feeder.tools.commands.common import EXIT_DAMAGED, add_output
+from feeder.tools.commands.common import EXIT_ERROR, add_output
 from feeder.tools.terminal import columns
 
 __all__ = ["add", "run"]
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             say(render(findings, columns()) + "\n", style=colored if takes_color else str)
         say(", ".join(count(found[level], level) for level in ("problem", "warning", "note")))
     bad = found["problem"] + (found["warning"] if arguments.strict else 0)
-    return code or (EXIT_DAMAGED if bad else 0)
+    return code or (EXIT_ERROR if bad else 0)
 
 
 def _run(arguments: argparse.Namespace) -> tuple[int, list[Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from feeder.errors import ArgumentError, FeederError
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import EXIT_DAMAGED
+from feeder.tools.commands.common import EXIT_ERROR
 
 __all__ = ["add", "run"]
 
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"\n  verified: {count(len(damages), 'problem')}")
             for damage in damages:
                 say(f"    {_line(damage)}")
-    return EXIT_DAMAGED if damages else 0
+    return EXIT_ERROR if damages else 0
 
 
 def _line(damage: Any) -> str:
