@@ -24,14 +24,15 @@ from feeder.shard.source.siblings import are_worth_a_word, likely_members, membe
 from feeder.shard.source.source import Source, SourceKind
 from feeder.system.text import count
 
-__all__ = ["FileStatus", "add_files", "list_tree", "members_of_photos", "note_members", "open_folder"]
+__all__ = ["ListedFile", "add_files", "add_sample", "list_tree", "members_of_photos", "note_members", "open_folder"]
 
 
-class FileStatus(NamedTuple):
-    """The part of an object's entry that a file's status has, too."""
+class ListedFile(NamedTuple):
+    """A file, relative to the source's root, with its size and modification time when it was listed."""
 
-    st_size: int
-    st_mtime_ns: int
+    path: str
+    size_bytes: int
+    mtime_ns: int
 
 
 def open_folder(
@@ -152,7 +153,7 @@ def _list_files(
         names = sorted(entry.name for entry in entries)
 
     folders = []
-    files: dict[str, os.stat_result] = {}
+    files: dict[str, ListedFile] = {}
 
     for name in names:
         path = os.path.join(relative, name)
@@ -189,21 +190,18 @@ def _list_files(
         elif refusal:
             source.reject(path, refusal, bad=looks_like_image(path))
         else:
-            files[name] = status
+            files[name] = ListedFile(path, status.st_size, status.st_mtime_ns)
 
-    add_files(source, relative, files, label, {} if members is None else members_of_photos(files, members))
+    add_files(source, files, label, {} if members is None else members_of_photos(files, members))
     return folders
 
 
-def add_files(
-    source: Source, relative: str, files: Mapping[str, os.stat_result | FileStatus], label: int, members: dict[str, str]
-) -> None:
+def add_files(source: Source, files: Mapping[str, ListedFile], label: int, members: dict[str, str]) -> None:
     """Adds a folder's files to the table, but for those that are members of the others' samples.
 
     Args:
         source: Takes the files.
-        relative: The folder.
-        files: Its files, sorted by name.
+        files: The folder's files, sorted by name.
         label: Their label.
         members: Name of the field by the name of the file, for files that are members.
     """
@@ -211,22 +209,23 @@ def add_files(
     for name, field in members.items():
         by_stem.setdefault(name[: -len(field) - 1], {}).setdefault(field.lower(), name)
     taken = {name for own in by_stem.values() for name in own.values()}
-    for name, status in files.items():
-        if name in taken:
-            continue
-        parts, size, newest_ns = [], status.st_size, status.st_mtime_ns
-        own = by_stem.get(os.path.splitext(name)[0], {}) if _is_photo(name) else {}
-        for field, other in own.items():
-            beside = files[other]
-            path = os.fsencode(os.path.join(relative, other))
-            parts.append(source.table.add_file(field, path, beside.st_size))
-            size, newest_ns = size + beside.st_size, max(newest_ns, beside.st_mtime_ns)
-        source.table.add(os.fsencode(os.path.join(relative, name)), size, newest_ns, label, parts)
+    for name, file in files.items():
+        if name not in taken:
+            own = by_stem.get(os.path.splitext(name)[0], {}) if _is_photo(name) else {}
+            add_sample(source, file, label, {field: files[other] for field, other in own.items()})
     for name, field in likely_members([name for name in files if _is_photo(name) and name not in taken]).items():
-        source.likely_members.setdefault(field, []).append(os.path.join(relative, name))
+        source.likely_members.setdefault(field, []).append(files[name].path)
 
 
-def members_of_photos(files: Mapping[str, os.stat_result | FileStatus], images: Sequence[str] = ()) -> dict[str, str]:
+def add_sample(source: Source, image: ListedFile, label: int, beside: Mapping[str, ListedFile]) -> None:
+    """Adds an image to the table, with the files beside it as the fields of its sample, by name."""
+    parts = [source.table.add_file(name, os.fsencode(file.path), file.size_bytes) for name, file in beside.items()]
+    files = [image, *beside.values()]
+    size = sum(file.size_bytes for file in files)
+    source.table.add(os.fsencode(image.path), size, max(file.mtime_ns for file in files), label, parts)
+
+
+def members_of_photos(files: Mapping[str, ListedFile], images: Sequence[str] = ()) -> dict[str, str]:
     """Returns the field of each file that is a member of an image's sample. The label is the folder's, so ``cls`` is
     none, nor are large files, such as videos.
 
@@ -238,7 +237,7 @@ def members_of_photos(files: Mapping[str, os.stat_result | FileStatus], images: 
     endings = tuple(f".{field}" for field in fields)
     asked = {name for name in files if _is_photo(name) and name.lower().endswith(endings)} if endings else set()
     photos = [name for name in files if _is_photo(name) and name not in asked]
-    others = [name for name, status in files.items() if not _is_photo(name) and status.st_size <= LARGE_BYTES]
+    others = [name for name, file in files.items() if not _is_photo(name) and file.size_bytes <= LARGE_BYTES]
     found = member_names(photos, [*others, *asked])
     return {
         name: field

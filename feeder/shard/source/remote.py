@@ -14,7 +14,7 @@ import braceexpand
 from feeder.errors import ChangedError, NotFoundError, SourceError
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.source.class_folders import splits_advice
-from feeder.shard.source.folder import FileStatus, add_files, members_of_photos, note_members
+from feeder.shard.source.folder import ListedFile, add_files, members_of_photos, note_members
 from feeder.shard.source.image_file import LARGE_BYTES, START_BYTES, check_length, check_start, left_out, looks_like_image
 from feeder.shard.source.sample_table import OWN_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind
@@ -190,10 +190,10 @@ def named_objects(pattern: str, suffixes: tuple[str, ...]) -> tuple[Store, list[
     return store, entries
 
 
-def folders_of(entries: Iterable[Entry]) -> tuple[dict[str, dict[str, FileStatus]], dict[str, str]]:
+def folders_of(entries: Iterable[Entry]) -> tuple[dict[str, dict[str, ListedFile]], dict[str, str]]:
     """Returns the files of each folder of a listing, by folder and name, and the paths that are left out, with the kind
     of each, see :func:`left_out`."""
-    folders: dict[str, dict[str, FileStatus]] = {}
+    folders: dict[str, dict[str, ListedFile]] = {}
     skipped: dict[str, str] = {}
 
     for entry in entries:
@@ -207,11 +207,11 @@ def folders_of(entries: Iterable[Entry]) -> tuple[dict[str, dict[str, FileStatus
         if kind:
             skipped[path] = kind
         else:
-            folders.setdefault("/".join(above), {})[name] = FileStatus(entry.size_bytes, entry.modified_ns)
+            folders.setdefault("/".join(above), {})[name] = ListedFile(entry.key, entry.size_bytes, entry.modified_ns)
 
     for folder in folders:  # markers of folders, as some tools make them, are no files
         parent, _, name = folder.rpartition("/")
-        if name in folders.get(parent, ()) and not folders[parent][name].st_size:
+        if name in folders.get(parent, ()) and not folders[parent][name].size_bytes:
             del folders[parent][name]
     return folders, skipped
 
@@ -245,7 +245,7 @@ def open_remote_folder(
         files = dict(sorted(folders[folder].items()))
         if classes and not folder:
             continue
-        add_files(source, folder, files, labels.get(folder.partition("/")[0], -1), members_of_photos(files, members))
+        add_files(source, files, labels.get(folder.partition("/")[0], -1), members_of_photos(files, members))
 
     if classes:
         for name in sorted(folders.get("", ())):
