@@ -8,13 +8,12 @@ import logging
 import os
 import re
 import tempfile
-import zlib
 from dataclasses import dataclass
 
 from feeder.decoders.image_header import image_info, is_whole
 from feeder.errors import ShardError, SourceError
 from feeder.shard.format.block_sums import file_sums
-from feeder.shard.format.index_builder import IndexBuilder, row_data
+from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, ShardRecord
 from feeder.shard.format.open_index import open_index
@@ -29,6 +28,7 @@ from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.encode import EncodeOptions, Encoder
 from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import index_path, own_suffix, write_set
+from feeder.shard.write.shard_writer import add_row
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
@@ -176,9 +176,7 @@ def _below(inner: Url, outer: Url) -> str | None:
     return place[len(top) :] if place.startswith(top) else None
 
 
-def _index(
-    source: Source, names: list[str], path: str, shown: str, copy: SetCopy, progress: Progress
-) -> IndexSummary:
+def _index(source: Source, names: list[str], path: str, shown: str, copy: SetCopy, progress: Progress) -> IndexSummary:
     """Writes the index of tars, which have these names relative to it.
 
     Args:
@@ -196,7 +194,9 @@ def _index(
         index = open_index(path)
         others = list(map(index.shard_name, range(index.shard_count)))
         if others != names:
-            raise ShardError(f"{shown}: is an index for other tars ({', '.join(others[:1])}, ...); choose another --out")
+            raise ShardError(
+                f"{shown}: is an index for other tars ({', '.join(others[:1])}, ...); choose another --out"
+            )
     rejected = list(source.rejected)
     for note in source.notes:
         progress.note(note)
@@ -238,33 +238,16 @@ def _index(
 
 def _add(source: Source, i: int, tar: str, builder: IndexBuilder, encoder: Encoder) -> str | None:
     """Adds a sample to its tar's rows; returns the reason if it must be rejected."""
-    parts = {part.field: part for part in source.table.parts(i)}
-    image = parts.pop(next(name for name in source.image_fields if name in parts))
+    parts = source.table.parts(i)
     try:
-        data = {name: value for name, value in source.read(i) if name is not None}
-        info = image_info(data[image.field])
-        if not is_whole(data[image.field], info):
-            encoder.encode(data[image.field], info)
+        read = zip(parts, source.read(i), strict=True)
+        fields = {part.field: (part.field, part.offset, data) for part, (_, data) in read}
+        image = fields.pop(next(name for name in source.image_fields if name in fields))
+        info = image_info(image[-1])
+        if not is_whole(image[-1], info):
+            encoder.encode(image[-1], info)
     except ValueError as error:
         return str(error)
-    checksum = zlib.crc32(data[image.field])
-    for name in parts:
-        checksum = zlib.crc32(data[name], checksum)
-    path = source.table.path(i)
-    builder.add(
-        key=path[len(os.fsencode(tar)) + 1 :],
-        path=path,
-        field=image.field,
-        offset=image.offset,
-        length=image.length,
-        label=source.table.label(i),
-        width=info.width_px,
-        height=info.height_px,
-        orientation=info.orientation,
-        source_bytes=source.table.size(i),
-        crc32=checksum,
-        members=[(part.field, part.offset, part.length) for part in parts.values()],
-        rows=row_data(data[image.field]),
-        target=source.table.target(i),
-    )
+    key = source.table.path(i)[len(os.fsencode(tar)) + 1 :]
+    add_row(builder, source.table, i, key, info, image, [*fields.values()])
     return None
