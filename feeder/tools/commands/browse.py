@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 from typing import Any
 
@@ -83,13 +84,8 @@ def _listening(port: int) -> socket.socket:
     Raises:
         ArgumentError: if the port can't be had.
     """
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind(("127.0.0.1", port))
-        listening.listen()
+        return socket.create_server(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
-        listening.close()
-        reason = getattr(error, "strerror", None) or error
+        reason = os.strerror(error.errno) if isinstance(error, OSError) else error
         raise ArgumentError(f"127.0.0.1:{port}: can't listen there: {reason}; choose another --port") from error
-    return listening

@@ -281,19 +281,14 @@ def _print_summary(summary: Any, dry_run: bool) -> None:
     if dry_run:
         say(f"would write {what}\n  to        {printable(summary.out)}\n  rejected  {summary.rejected:,} when listed")
         return
-    if not summary.written_shards:
+    if summary.written_shards:
+        speed = f"{summary.written_samples / summary.seconds:,.0f} images/s"
+        resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
+        say(f"{what}{resumed}\n  to        {printable(summary.out)}\n  in        {summary.seconds:.1f} s ({speed})")
+        if set(summary.encoded) != {"kept"}:
+            say("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
+    else:
         say(f"nothing to do: {what}\n  in        {printable(summary.out)}")
-        _print_rejected(summary)
-        return
-    speed = f"{summary.written_samples / summary.seconds:,.0f} images/s"
-    resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
-    say(f"{what}{resumed}\n  to        {printable(summary.out)}\n  in        {summary.seconds:.1f} s ({speed})")
-    if set(summary.encoded) != {"kept"}:
-        say("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
-    _print_rejected(summary)
-
-
-def _print_rejected(summary: Any) -> None:
     if summary.rejected:
         folders = count(summary.unreadable_folders, "unreadable folder")
         among = f" ({folders})" if summary.unreadable_folders else ""
