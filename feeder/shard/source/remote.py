@@ -15,7 +15,14 @@ from feeder.errors import ChangedError, NotFoundError, SourceError
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.source.class_folders import splits_advice
 from feeder.shard.source.folder import ListedFile, add_files, members_of_photos, note_members
-from feeder.shard.source.image_file import LARGE_BYTES, START_BYTES, check_length, check_start, left_out, looks_like_image
+from feeder.shard.source.image_file import (
+    LARGE_BYTES,
+    START_BYTES,
+    check_length,
+    check_start,
+    left_out,
+    looks_like_image,
+)
 from feeder.shard.source.sample_table import OWN_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind
 from feeder.shard.store.open_store import open_store
