@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -21,6 +23,7 @@ __all__ = [
     "add_output",
     "add_work",
     "noting",
+    "say_json",
     "share",
     "size_bytes",
 ]
@@ -60,6 +63,11 @@ def share(text: str) -> float:
 def noting(quiet: bool) -> Callable[[str], None]:
     """Returns what takes the lines about each run of a measurement: they go to stderr, if at all."""
     return (lambda line: None) if quiet else (lambda line: say(line, file=sys.stderr))
+
+
+def say_json(value: object) -> None:
+    """Prints a result as one JSON object, dataclasses by the names of their fields."""
+    say(json.dumps(value, default=dataclasses.asdict))
 
 
 def add_labels(command: Any, what: str) -> None:

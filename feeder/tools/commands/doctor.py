@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.system.text import count, say
-from feeder.tools.commands.common import EXIT_ERROR, add_output
+from feeder.tools.commands.common import EXIT_ERROR, add_output, say_json
 from feeder.tools.terminal import columns
 
 __all__ = ["add", "run"]
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         findings = [finding for finding in findings if finding.level in ("warning", "problem")]
     found = counts(findings)
     if arguments.json:
-        say(json.dumps(to_json(findings)))
+        say_json(to_json(findings))
     elif findings or not arguments.quiet:
         if findings:
             takes_color = sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 from typing import Any
 
 from feeder.errors import ArgumentError, FeederError
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import EXIT_ERROR
+from feeder.tools.commands.common import EXIT_ERROR, say_json
 
 __all__ = ["add", "run"]
 
@@ -62,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise
     if arguments.json:
         found = None if damages is None else [damage._asdict() for damage in damages]
-        say(json.dumps(dataclasses.asdict(report) | {"damages": found}))
+        say_json(vars(report) | {"damages": found})
     else:
         say(render(report))
         if damages is not None:

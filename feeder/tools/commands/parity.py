@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from feeder.system.text import say
-from feeder.tools.commands.common import EXIT_ERROR, add_output
+from feeder.tools.commands.common import EXIT_ERROR, add_output, say_json
 
 __all__ = ["add", "run"]
 
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress=terminal_progress(arguments.quiet),
     )
     if arguments.json:
-        say(json.dumps(report.to_json()))
+        say_json(report.to_json())
     elif not arguments.quiet:
         say(report.render())
     return 0 if report.passed else EXIT_ERROR

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import add_output
+from feeder.tools.commands.common import add_output, say_json
 
 __all__ = ["add", "run"]
 
@@ -65,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         listed = [{"id": i, "key": key, "path": path} for i, key, path in rows]
         head = {"epoch": epoch, "step": arguments.step, "rank": arguments.rank}
         taken_down = [{"id": i, "substitute": other} for i, other in samples.taken_down.items()]
-        say(json.dumps({**head, "samples": listed, "substitutions": substitutions, "taken_down": taken_down}))
+        say_json({**head, "samples": listed, "substitutions": substitutions, "taken_down": taken_down})
     elif not arguments.quiet:
         say(f"epoch {epoch}, step {arguments.step}, rank {arguments.rank}: {count(len(samples.ids), 'sample')}")
         for i, key, path in rows:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
 from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share, size_bytes
+from feeder.tools.commands.common import (
+    EXIT_TOO_MANY_BAD,
+    IMAGE_FIELD_HELP,
+    add_labels,
+    add_output,
+    say_json,
+    share,
+    size_bytes,
+)
 from feeder.tools.terminal import size
 
 __all__ = ["add", "add_source", "report", "run", "source_options"]
@@ -246,7 +252,7 @@ def report(summary: Any, arguments: argparse.Namespace) -> int:
 
     dry_run = "dry_run" in arguments and arguments.dry_run
     if arguments.json:
-        say(json.dumps(dataclasses.asdict(summary) | {"too_many_bad": summary.too_many_bad}))
+        say_json(vars(summary) | {"too_many_bad": summary.too_many_bad})
     elif not arguments.quiet:
         _print_summary(summary, dry_run)
     elif summary.loss and not summary.too_many_bad and not dry_run:

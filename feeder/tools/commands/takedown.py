@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import add_output
+from feeder.tools.commands.common import add_output, say_json
 
 __all__ = ["add", "run"]
 
@@ -43,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     keys = [*arguments.keys, *_read_keys(arguments.file)]
     summary = takedown(arguments.set, keys, progress=terminal_progress(arguments.quiet))
     if arguments.json:
-        say(json.dumps(dataclasses.asdict(summary)))
+        say_json(summary)
     elif not arguments.quiet:
         shards = count(summary.shards, "shard")
         say(printable(f"{summary.set}: took down {count(summary.samples, 'sample')}, in {shards}"))
