@@ -95,10 +95,10 @@ def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MA
         check_start(os.pread(descriptor, START_BYTES, offset))
 
 
-def check_length(length: int, max_bytes: int, what: str = "an image") -> None:
-    """Raises ValueError if a file or field is too large to be read."""
+def check_length(length: int, max_bytes: int) -> None:
+    """Raises ValueError if an image or another field is too large to be read."""
     if length > max_bytes:
-        raise ValueError(f"{length:,} bytes are more than the {max_bytes:,} that {what} may have")
+        raise ValueError(f"{length:,} bytes are more than the {max_bytes:,} that an image or field may have")
 
 
 def check_start(head: bytes) -> None:

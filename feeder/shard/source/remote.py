@@ -103,7 +103,7 @@ class RemoteSource(Source):
         if end - start > needed + _GAP_BYTES or needed > self.max_file_bytes:
             return super().read(i)
         for part in parts:
-            check_length(part.length, self.max_file_bytes, f"field {part.field!r}")
+            check_length(part.length, self.max_file_bytes)
         data = self._get(entry.key, start, end, entry)
         return [(part.field or None, data[part.offset - start :][: part.length]) for part in parts]
 
@@ -111,7 +111,7 @@ class RemoteSource(Source):
         entry = self._entry(part.container)
         if entry is None:
             return super().read_part(part)
-        check_length(part.length, self.max_file_bytes, f"field {part.field!r}")
+        check_length(part.length, self.max_file_bytes)
         return self._get(entry.key, part.offset, part.offset + part.length, entry)
 
     def _entry(self, container: int) -> Entry | None:

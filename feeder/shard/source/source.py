@@ -54,13 +54,15 @@ class Rejection(NamedTuple):
 class Container(NamedTuple):
     """A file that holds many samples, with its size and modification time when the source was listed.
 
-    Of a scratch file these are its original's, or zeros; its folder may be another one in each run.
+    Of a scratch file these are its original's, or zeros; its folder may be another one in each run. ``data`` is what
+    :meth:`Source.take_in` has copied of it.
     """
 
     path: str
     size_bytes: int
     mtime_ns: int
     is_scratch: bool = False
+    data: bytes | None = None
 
 
 class SourceKind(str, enum.Enum):
@@ -208,30 +210,14 @@ class Source:
         found._descriptors = {}
         return found
 
-    def take_out(self, folder: str) -> dict[int, bytes]:
-        """Copies the fields that are in containers below a folder, so that they can be read where it is not.
-
-        Returns:
-            The bytes of each of these containers from now on, by number; :meth:`put_back` takes them.
-        """
+    def take_in(self, folder: str) -> None:
+        """Copies the fields in containers below a folder to memory, so that they can be read where the folder is not."""
         inside = os.path.join(os.path.abspath(folder), "")
-        found: dict[int, bytes] = {}
         for number, container in enumerate(self.containers):
             if container.path.startswith(inside):
                 with open(container.path, "rb", opener=open_regular) as file:
-                    found[number] = self.table.move_parts(
-                        number, lambda offset, length: os.pread(file.fileno(), length, offset)
-                    )
-                self.containers[number] = Container("", len(found[number]), 0)
-        return found
-
-    def put_back(self, contents: Mapping[int, bytes], folder: str) -> None:
-        """Writes the bytes of containers, see :meth:`take_out`, to files in a folder."""
-        for number, data in contents.items():
-            path = os.path.join(folder, f"fields-{number}")
-            with open(path, "wb") as file:
-                file.write(data)
-            self.containers[number] = Container(path, len(data), 0)
+                    data = self.table.move_parts(number, lambda offset, length: os.pread(file.fileno(), length, offset))
+                self.containers[number] = Container("", len(data), 0, data=data)
 
     def missing_path(self) -> str | None:
         """Returns a folder or file of the source that this machine does not have; None if it has all."""
@@ -279,7 +265,10 @@ class Source:
                 raise ValueError(f"its {part.field}: {error}") from None
         container = self.containers[part.container]
         descriptor = self._descriptors.get(part.container)
-        if descriptor is not None:
+        check_length(part.length, self.max_file_bytes)
+        if container.data is not None:
+            data = container.data[part.offset : part.offset + part.length]
+        elif descriptor is not None:
             data = self._pread(descriptor, part)
         else:
             opened = open_regular(self._local_path(part.container))
@@ -305,8 +294,6 @@ class Source:
         try:
             if not part.field or is_image_field(part.field):
                 check_size(descriptor, part.offset, part.length, max_bytes=self.max_file_bytes)
-            else:
-                check_length(part.length, self.max_file_bytes, f"field {part.field!r}")
             return os.pread(descriptor, part.length, part.offset)
         except MemoryError:
             place = f"{part.length:,} bytes at byte {part.offset}"

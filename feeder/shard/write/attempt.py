@@ -19,9 +19,8 @@ from feeder.system.versions import pillow_info
 __all__ = ["attempt_shard", "pickled_order", "with_node", "writer_versions"]
 
 
-# A shard, the source of its samples alone, in their order, the containers of it that others can't read (see
-# :meth:`Source.take_out`), and the place to write to.
-_Order = tuple[ShardJob, Source, Mapping[int, bytes], SharedOutput]
+# A shard, the source of its samples alone, in their order, and the place to write to.
+_Order = tuple[ShardJob, Source, SharedOutput]
 
 
 def pickled_order(job: ShardJob, source: Source, ids: Int64s, folder: OutputFolder, output: SharedOutput) -> bytes:
@@ -35,7 +34,9 @@ def pickled_order(job: ShardJob, source: Source, ids: Int64s, folder: OutputFold
         output: The output as others see it.
     """
     rows = source.rows(ids)
-    order: _Order = (job, rows, rows.take_out(folder.path) if folder.is_copy else {}, output)
+    if folder.is_copy:
+        rows.take_in(folder.path)
+    order: _Order = (job, rows, output)
     return pickle.dumps(order, pickle.HIGHEST_PROTOCOL)
 
 
@@ -76,13 +77,12 @@ def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> tuple[WrittenS
     if differing:
         raise ShardError(f"it has {', '.join(differing)}; install the same versions there")
     order: _Order = pickle.loads(pickled)
-    job, source, contents, output = order
+    job, source, output = order
     missing = output.missing_path() or source.missing_path()
     if missing is not None:
         raise ShardError(f"it does not have {missing}; all nodes must see source and output at the same paths")
 
     with contextlib.closing(source), output.attempt(job.name) as folder:
-        source.put_back(contents, folder)
         samples = range(len(job.positions))
         return write_shard(job, source, samples, folder, folder, lambda size_bytes: None), folder
 
