@@ -168,13 +168,11 @@ def _list_files(
                 source.reject(path, "symlink loop")
             elif error.errno == errno.ENOENT and is_link:
                 source.reject(path, "broken symlink")
-            elif error.errno == errno.ENOENT:
-                raise SourceError(f"{full}: vanished while its folder was being listed; run again") from None
             elif error.errno in UNREADABLE and is_link and looks_like_image(path):
                 source.reject(path, f"unreadable: {error.strerror}")
             elif error.errno in UNREADABLE and is_link and source.skip_unreadable:
                 source.skip_folder(path, f"unreadable link: {error.strerror}")
-            elif error.errno in UNREADABLE and is_link:
+            elif error.errno == errno.ENOENT or (error.errno in UNREADABLE and is_link):
                 raise unlistable(full, error) from None
             else:  # its folder can't be searched, or the machine failed: not this file's fault
                 raise

@@ -163,7 +163,7 @@ def _listed(
         path = _relative(source, tree, rejection.path)
         rejected[path] = rejection._replace(path=path)
     found: dict[str, ListedFile] = {}
-    mtimes = listing.table.columns()["mtimes"]
+    mtimes = listing.table.mtimes()
     for i in range(len(listing.table)):
         inside = os.fsdecode(listing.table.path(i))
         path, key = _relative(source, tree, inside), tree.key(inside)

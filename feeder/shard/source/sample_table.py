@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feeder.system.arrays import AnyArray, Float32s, Int64s
+from feeder.system.arrays import Float32s, Int64s
 
 __all__ = ["NO_FILE", "OWN_FILE", "SampleTable", "StoredField"]
 
@@ -225,15 +225,14 @@ class SampleTable:
 
     def relabel(self, mapping: Int64s) -> None:
         """Replaces each label l >= 0 by ``mapping[l]``."""
-        labels = np.frombuffer(self._labels, np.int64)
+        labels = self.labels()
         for start in range(0, len(labels), _CHUNK):  # a mask of all would take much memory
             chunk = labels[start : start + _CHUNK]
             chunk[chunk >= 0] = mapping[chunk[chunk >= 0]]
 
     def set_targets(self, names: Sequence[str], numbers: Float32s) -> None:
         """Gives all samples numbers in place of labels: float32 [N, K], a column for each name."""
-        labels = np.frombuffer(self._labels, np.int64)
-        labels[:] = -1
+        self.labels()[:] = -1
         self.targets = tuple(names)
         self._target = array("f", numbers.tobytes())
 
@@ -241,22 +240,19 @@ class SampleTable:
         """Bytes of every sample, int64 [N]; a view."""
         return np.frombuffer(self._sizes, np.int64)
 
-    def columns(self) -> dict[str, AnyArray]:
-        """Columns that identify the samples, as views."""
-        numbers = {
-            "path_starts": self._path_starts,
-            "sizes": self._sizes,
-            "mtimes": self._mtimes,
-            "labels": self._labels,
-        }
-        columns: dict[str, AnyArray] = {"paths": np.frombuffer(self._paths, np.uint8)}
-        return columns | {name: np.frombuffer(values, np.int64) for name, values in numbers.items()}
+    def mtimes(self) -> Int64s:
+        """Modification time of every sample, int64 [N], ns since 1970, NO_FILE for a part; a view."""
+        return np.frombuffer(self._mtimes, np.int64)
+
+    def labels(self) -> Int64s:
+        """Label of every sample, int64 [N], -1 for none; a view."""
+        return np.frombuffer(self._labels, np.int64)
 
     def digest(self) -> str:
         """SHA-256 of paths, sizes, labels and targets. Without times, so that a copy of the dataset has the same."""
         digest = hashlib.sha256()
-        for name in ("paths", "path_starts", "sizes", "labels"):
-            digest.update(np.ascontiguousarray(self.columns()[name]).data)
+        for column in (self._paths, self._path_starts, self._sizes, self._labels):
+            digest.update(column)
         if self.targets:
             digest.update(json.dumps(self.targets).encode() + self._target.tobytes())
         if self._files:

@@ -141,7 +141,7 @@ class Source:
         Returns:
             Reason for the rejection, by sample, for those whose label is odd.
         """
-        codes = self.table.columns()["labels"]
+        codes = self.table.labels()
         odd = {
             i: f"its label {found.odd[int(codes[i])]!r} is not a number, unlike nearly all others"
             for i in np.flatnonzero(np.isin(codes, list(found.odd))).tolist()

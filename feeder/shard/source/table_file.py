@@ -412,7 +412,7 @@ class _Listing:
         reject_samples(self._source, self._source.take_labels(found, columns.label))
         known = self._classes.get(columns.label) if found.classes is None and found.labels is not None else None
         if known is not None:
-            largest = int(self._source.table.columns()["labels"].max(initial=-1))
+            largest = int(self._source.table.labels().max(initial=-1))
             if largest >= len(known):
                 raise SourceError(
                     f"{self._manifest}: column {columns.label!r} holds the class {largest}, of {len(known)} classes"

@@ -66,5 +66,5 @@ def plan_digest(settings: dict[str, Any], source: Source) -> str:
         "source": [source.kind, source.digest()],
     }
     digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode())
-    digest.update(np.ascontiguousarray(source.table.columns()["mtimes"]).data)
+    digest.update(source.table.mtimes().data)
     return digest.hexdigest()

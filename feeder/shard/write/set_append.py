@@ -152,7 +152,7 @@ def _join_classes(source: Source, index: SetIndex) -> list[str] | None:
         raise SourceError(
             f"{source.root}: samples of a manifest and others do not go into one set, as only those have rows"
         )
-    largest = int(source.table.columns()["labels"].max(initial=-1))
+    largest = int(source.table.labels().max(initial=-1))
     if found is None:
         if known is not None and largest >= len(known):
             raise SourceError(f"{source.root}: has a label {largest}, the set names of {len(known)} classes only")
