@@ -11,11 +11,10 @@ from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.folder import open_folder
 from feeder.shard.source.image_file import left_out
-from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.pairs import open_pairs
 from feeder.shard.source.pattern import expand_pattern
 from feeder.shard.source.remote import list_objects, open_remote_folder, split_url
-from feeder.shard.source.source import Rejection, Source
+from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES, ManifestColumns, open_manifest
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.source.tars import TAR_SUFFIXES, is_tar, open_stored_tars, open_tars
@@ -24,16 +23,7 @@ from feeder.shard.source.yolo import are_yolo, open_yolo
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import Url, is_remote, shown_place
 
-__all__ = [
-    "ManifestColumns",
-    "Rejection",
-    "Source",
-    "open_samples",
-    "open_source",
-    "overlaps_source",
-    "source_kind",
-]
-
+__all__ = ["open_source", "overlaps_source", "source_kind"]
 
 _ARCHIVES = (".zip", ".7z", ".rar")
 # With these errors the path may still be a pattern; if it is not, there is a better error for it.

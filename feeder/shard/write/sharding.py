@@ -24,16 +24,7 @@ from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
 from feeder.system.quiet_ray import quiet_ray
 
-__all__ = [
-    "Progress",
-    "ShardOptions",
-    "ShardSummary",
-    "default_out",
-    "open_engine",
-    "run_sharding",
-    "shard",
-    "source_opener",
-]
+__all__ = ["default_out", "open_engine", "run_sharding", "shard", "source_opener"]
 
 _OpenSource = Callable[[str, str | None], Source]  # given a folder for scratch files, and the image field
 
