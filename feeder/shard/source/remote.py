@@ -45,12 +45,10 @@ class RemoteSource(Source):
     def __init__(self, kind: SourceKind, store: Store) -> None:
         super().__init__(kind, str(store.url))
         self.store = store
-        self._entries: dict[str, Entry] = {}  # by the path of the container
-        self._copies: dict[str, str] = {}  # local files that have the same bytes, by the path of the container
 
     def __getstate__(self) -> dict[str, Any]:
-        needed = {each.path: self._entries[each.path] for each in self.containers if each.path in self._entries}
-        return {**self.__dict__, "store": self.store.url.anywhere(), "_entries": needed, "_copies": {}}
+        containers = [each._replace(copy=None) for each in self.containers]
+        return {**self.__dict__, "store": self.store.url.anywhere(), "containers": containers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, store=open_store(state["store"]))
@@ -67,30 +65,27 @@ class RemoteSource(Source):
             copy: A local file with its bytes, which samples are read from; None for the object itself.
         """
         path = str(self.store.url.joined(entry.key))
-        self.containers.append(Container(path, entry.size_bytes, entry.modified_ns))
-        self._entries[path] = entry
-        if copy is not None:
-            self._copies[path] = copy
+        self.containers.append(Container(path, entry.size_bytes, entry.modified_ns, entry=entry, copy=copy))
 
     def objects(self) -> list[Entry]:
         """Returns the objects that hold many samples, by container."""
-        return [self._entries[container.path] for container in self.containers]
+        return [each.entry for each in self.containers if each.entry is not None]
 
     @contextlib.contextmanager
     def copied(self, container: int) -> Iterator[str]:
-        path = self.containers[container].path
-        if path in self._copies:
-            yield self._copies[path]
+        listed = self.containers[container]
+        if listed.copy or listed.entry is None:
+            yield listed.copy or listed.path
             return
         with tempfile.TemporaryDirectory(prefix="feeder-tar-") as folder:
             copy = os.path.join(folder, "copy")
-            download(self.store, self._entries[path], copy)
-            self._copies[path] = copy
+            download(self.store, listed.entry, copy)
+            self.containers[container] = listed._replace(copy=copy)
             try:
                 yield copy
             finally:
                 self.close()
-                del self._copies[path]
+                self.containers[container] = listed
 
     def read(self, i: int) -> list[tuple[str | None, bytes]]:
         parts = self.table.parts(i)
@@ -116,12 +111,8 @@ class RemoteSource(Source):
 
     def _entry(self, container: int) -> Entry | None:
         """Returns the object that is a container, and must be read from the store; None if it is none."""
-        path = "" if container == OWN_FILE else self.containers[container].path
-        return None if path in self._copies else self._entries.get(path)
-
-    def _local_path(self, container: int) -> str:
-        path = self.containers[container].path
-        return self._copies.get(path, path)
+        found = None if container == OWN_FILE else self.containers[container]
+        return None if found is None or found.copy else found.entry
 
     def _read_file(self, path: bytes, size: int) -> bytes:
         key = os.fsdecode(path)

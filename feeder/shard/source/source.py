@@ -18,6 +18,7 @@ from feeder.errors import SourceError
 from feeder.shard.source.image_file import MAX_FILE_BYTES, check_length, check_size, read_image
 from feeder.shard.source.labels import Numbering
 from feeder.shard.source.sample_table import OWN_FILE, SampleTable, StoredField
+from feeder.shard.store.store import Entry
 from feeder.shard.store.url import is_remote
 from feeder.system.arrays import Int64s
 from feeder.system.files import open_regular
@@ -52,10 +53,15 @@ class Rejection(NamedTuple):
 
 
 class Container(NamedTuple):
-    """A file that holds many samples, with its size and modification time when the source was listed.
+    """A file that holds many samples.
 
-    Of a scratch file these are its original's, or zeros; its folder may be another one in each run. ``data`` is what
-    :meth:`Source.take_in` has copied of it.
+    Attributes:
+        path: The file, or the URL of an object.
+        size_bytes, mtime_ns: When the source was listed; of a scratch file its original's, or zeros.
+        is_scratch: True for a file whose folder may be another one in each run.
+        data: What :meth:`Source.take_in` has copied of it.
+        entry: For an object: its entry.
+        copy: For an object: a local file with its bytes, which samples are read from.
     """
 
     path: str
@@ -63,6 +69,8 @@ class Container(NamedTuple):
     mtime_ns: int
     is_scratch: bool = False
     data: bytes | None = None
+    entry: Entry | None = None
+    copy: str | None = None
 
 
 class SourceKind(str, enum.Enum):
@@ -271,7 +279,7 @@ class Source:
         elif descriptor is not None:
             data = self._pread(descriptor, part)
         else:
-            opened = open_regular(self._local_path(part.container))
+            opened = open_regular(container.copy or container.path)
             kept = False
             try:
                 data = self._pread(opened, part)
@@ -284,10 +292,6 @@ class Source:
         if len(data) != part.length:
             raise _changed(container.path, f"{part.length} bytes at byte {part.offset}", f"{len(data)}")
         return data
-
-    def _local_path(self, container: int) -> str:
-        """Path of the file that has the bytes of a container."""
-        return self.containers[container].path
 
     def _pread(self, descriptor: int, part: StoredField) -> bytes:
         path = self.containers[part.container].path
