@@ -32,6 +32,7 @@ ENCODINGS = ("seekable", "packed", "keep", "jpeg", "raw")
 _LOOK = Recipe((Resize((1, 1)),))
 _CROP = Recipe((RandomResizedCrop(224),))
 _NEEDS_NATIVE = ("seekable", "packed", "jpeg")
+_SETTINGS = ("max_side", "quality", "keep_metadata", "reject_deep", "progressive")
 _MAX_EXIF_BYTES = 65_533  # the capacity of a marker segment
 
 
@@ -78,19 +79,12 @@ class EncodeOptions:
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> EncodeOptions:
         """Returns the options of a set, see :meth:`settings`."""
-        names = ("max_side", "quality", "keep_metadata", "reject_deep", "progressive")
-        return cls(settings["encode"], **{name: settings[name] for name in names if settings[name] is not None})
+        return cls(settings["encode"], **{name: settings[name] for name in _SETTINGS if settings[name] is not None})
 
     def settings(self) -> dict[str, object]:
         """Options that the result depends on."""
-        return {
-            "encode": self.mode,
-            "max_side": self.max_side,
-            "quality": self.quality if self.mode == "jpeg" else None,
-            "keep_metadata": self.keep_metadata,
-            "reject_deep": self.reject_deep,
-            "progressive": self.progressive,
-        }
+        settings: dict[str, object] = {"encode": self.mode} | {name: getattr(self, name) for name in _SETTINGS}
+        return settings if self.mode == "jpeg" else settings | {"quality": None}
 
 
 class EncodedImage(NamedTuple):
