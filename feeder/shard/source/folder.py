@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import errno
 import os
 import stat
@@ -257,9 +256,7 @@ def note_members(source: Source, members: Sequence[str]) -> None:
         SourceError: if no file became one of the members that were asked for.
     """
     source.notes += left_out_notes(source.root, source.left_out)
-    counts: collections.Counter[str] = collections.Counter()
-    for fields, ids in source.table.by_fields().items() if source.table.fields else ():
-        counts.update(dict.fromkeys(fields, len(ids)))
+    counts = source.table.field_counts()
     if (missing := next((name for name in members if name.lower() not in counts), None)) is not None:
         raise SourceError(f"{source.root}: no image has a file such as NAME.{missing} beside it, as for NAME.jpg")
     if counts:

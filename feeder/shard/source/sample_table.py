@@ -223,6 +223,11 @@ class SampleTable:
             groups.setdefault(frozenset(names[k] for k in array("H", fields)), array("q")).extend(ids)
         return groups
 
+    def field_counts(self) -> dict[str, int]:
+        """Number of samples with each field, by name."""
+        numbers = np.frombuffer(self._part_fields, np.uint16)
+        return dict(zip(self.fields, np.bincount(numbers, minlength=len(self.fields)).tolist(), strict=True))
+
     def relabel(self, mapping: Int64s) -> None:
         """Replaces each label l >= 0 by ``mapping[l]``."""
         labels = self.labels()

@@ -218,9 +218,7 @@ def _has_dots_in_keys(source: Source) -> bool:
 
     There are more fields of images than samples then, or most of them occur once.
     """
-    counts: collections.Counter[str] = collections.Counter()
-    for fields, ids in source.table.by_fields().items():
-        counts.update({field: len(ids) for field in fields if is_image_field(field)})
+    counts = {field: number for field, number in source.table.field_counts().items() if is_image_field(field)}
     once = sum(number == 1 for number in counts.values())
     are_many = len(counts) >= _MANY_IMAGES or sum(field[0].isdigit() for field in counts) > 1
     return are_many and (len(counts) > len(source.table) or 2 * once > len(counts))

@@ -18,6 +18,7 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.open import source_kind
+from feeder.shard.source.pattern import fixed_start
 from feeder.shard.source.remote import RemoteSource, list_objects, named_objects, split_url
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns
@@ -81,7 +82,7 @@ def index_tars(
     """
     progress = progress or Progress()
     if is_remote(pattern):
-        url = Url.parse(split_url(pattern)[0].partition("{")[0].partition("*")[0])
+        url = Url.parse(fixed_start(split_url(pattern)[0]))
         if url.scheme == "hf":
             if out is not None:
                 raise ShardError(f"{url}: the index of tars on the Hub lies in the cache; leave --out out")

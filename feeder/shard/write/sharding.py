@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from feeder.errors import ArgumentError, ShardError
 from feeder.shard.source.layout import recognized
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
+from feeder.shard.source.pattern import fixed_start
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import Url, is_remote, local_path, shown_place
 from feeder.shard.write.encode import check_encoder
@@ -130,7 +131,7 @@ def default_out(path: str) -> str:
         path = Url.parse(path.partition("?")[0].rstrip("/")).name
     name = path.rstrip("/")
     if "{" in name or "*" in name or not os.path.isdir(name):
-        name = name.partition("{")[0].partition("*")[0].rstrip("-_/") or "dataset"
+        name = fixed_start(name).rstrip("-_/") or "dataset"
         while os.path.splitext(name)[1] in (".tar", ".gz", ".tgz", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"):
             name = os.path.splitext(name)[0]
     return os.path.abspath(name) + "-shards"
