@@ -19,11 +19,11 @@ from feeder.shard.source.class_folders import (
     walk,
 )
 from feeder.shard.source.image_file import LARGE_BYTES, UNREADABLE, left_out, left_out_notes, looks_like_image
-from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
+from feeder.shard.source.siblings import likely_members, member_names
 from feeder.shard.source.source import Source, SourceKind
 from feeder.system.text import count
 
-__all__ = ["ListedFile", "add_files", "add_sample", "list_tree", "members_of_photos", "note_members", "open_folder"]
+__all__ = ["ListedFile", "add_files", "add_sample", "list_tree", "note_members", "open_folder"]
 
 
 class ListedFile(NamedTuple):
@@ -189,21 +189,21 @@ def _list_files(
         else:
             files[name] = ListedFile(path, status.st_size, status.st_mtime_ns)
 
-    add_files(source, files, label, {} if members is None else members_of_photos(files, members))
+    add_files(source, files, label, members)
     return folders
 
 
-def add_files(source: Source, files: Mapping[str, ListedFile], label: int, members: dict[str, str]) -> None:
+def add_files(source: Source, files: Mapping[str, ListedFile], label: int, members: Sequence[str] | None) -> None:
     """Adds a folder's files to the table, but for those that are members of the others' samples.
 
     Args:
         source: Takes the files.
         files: The folder's files, sorted by name.
         label: Their label.
-        members: Name of the field by the name of the file, for files that are members.
+        members: See :func:`list_tree`.
     """
     by_stem: dict[str, dict[str, str]] = {}
-    for name, field in members.items():
+    for name, field in _members_of_photos(files, members).items() if members is not None else ():
         by_stem.setdefault(name[: -len(field) - 1], {}).setdefault(field.lower(), name)
     taken = {name for own in by_stem.values() for name in own.values()}
     for name, file in files.items():
@@ -222,7 +222,7 @@ def add_sample(source: Source, image: ListedFile, label: int, beside: Mapping[st
     source.table.add(os.fsencode(image.path), size, max(file.mtime_ns for file in files), label, parts)
 
 
-def members_of_photos(files: Mapping[str, ListedFile], images: Sequence[str] = ()) -> dict[str, str]:
+def _members_of_photos(files: Mapping[str, ListedFile], images: Sequence[str]) -> dict[str, str]:
     """Returns the field of each file that is a member of an image's sample. The label is the folder's, so ``cls`` is
     none, nor are large files, such as videos.
 
@@ -263,7 +263,9 @@ def note_members(source: Source, members: Sequence[str]) -> None:
         listed = ", ".join(f"{field} ({number:,})" for field, number in sorted(counts.items()))
         source.notes.append(f"{source.root}: files beside the images are members of their samples: {listed}")
     for field, paths in source.likely_members.items():
-        if are_worth_a_word(field, len(paths), len(source.table)):
+        # PNGs beside other images are masks as a rule, however few have one. Copies such as a.v2.jpg are samples as a rule,
+        # unless half of the other images have one.
+        if field.lower().endswith("png") or 3 * len(paths) >= len(source.table):
             source.notes.append(
                 f"{source.root}: {count(len(paths), 'image')} such as {min(paths)} become samples, and look like masks "
                 f"or second images of those beside them; --members {field} makes them so"

@@ -14,7 +14,7 @@ import braceexpand
 from feeder.errors import ChangedError, NotFoundError, SourceError
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.source.class_folders import splits_advice
-from feeder.shard.source.folder import ListedFile, add_files, members_of_photos, note_members
+from feeder.shard.source.folder import ListedFile, add_files, note_members
 from feeder.shard.source.image_file import (
     LARGE_BYTES,
     START_BYTES,
@@ -239,17 +239,14 @@ def open_remote_folder(
         raise SourceError(f"{store.url.object(shards)}: is a shard set of feeder, not a class; move it elsewhere")
 
     labels = {name: label for label, name in enumerate(classes)}
+    outside = folders.pop("", {}) if classes else {}
     for folder in sorted(folders, key=lambda folder: folder.split("/")):
         files = dict(sorted(folders[folder].items()))
-        if classes and not folder:
-            continue
-        add_files(source, files, labels.get(folder.partition("/")[0], -1), members_of_photos(files, members))
-
-    if classes:
-        for name in sorted(folders.get("", ())):
-            source.reject(name, "is outside the class folders", bad=looks_like_image(name))
-        if advice := splits_advice(source.root, classes):
-            source.notes.append(advice)
+        add_files(source, files, labels.get(folder.partition("/")[0], -1), members)
+    for name in sorted(outside):
+        source.reject(name, "is outside the class folders", bad=looks_like_image(name))
+    if advice := splits_advice(source.root, classes):
+        source.notes.append(advice)
 
     note_members(source, members)
     return source

@@ -214,13 +214,10 @@ class SampleTable:
     def by_fields(self) -> dict[frozenset[str], array[int]]:
         """Samples by the names of their fields."""
         names = list(self.fields)
-        found: dict[bytes, array[int]] = {}
-        for i in range(len(self)):
-            fields = self._part_fields[self._part_starts[i] : self._part_starts[i + 1]].tobytes()
-            found.setdefault(fields, array("q")).append(i)
         groups: dict[frozenset[str], array[int]] = {}
-        for fields, ids in found.items():  # the same fields may come in several orders
-            groups.setdefault(frozenset(names[k] for k in array("H", fields)), array("q")).extend(ids)
+        for i in range(len(self)):
+            fields = self._part_fields[self._part_starts[i] : self._part_starts[i + 1]]
+            groups.setdefault(frozenset(map(names.__getitem__, fields)), array("q")).append(i)
         return groups
 
     def field_counts(self) -> dict[str, int]:

@@ -28,14 +28,14 @@ from feeder.shard.source.joined_rows import join_rows
 from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.pattern import expand_pattern
-from feeder.shard.source.remote import RemoteSource, named_objects, split_url
+from feeder.shard.source.remote import RemoteSource, named_objects
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
 from feeder.shard.source.table_rows import Row, column_classes, table_rows
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Entry, Store, download
-from feeder.shard.store.url import is_remote
+from feeder.shard.store.url import is_remote, shown_place
 from feeder.system.files import DISK_FULL
 from feeder.system.text import count
 
@@ -114,14 +114,10 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     Raises:
         SourceError: if the manifest can't be read as a whole, has no column for images, or URLs in it.
     """
-    url = path if is_remote(path) else None
     tables = _Tables(path, os.path.dirname(spool_path))
-    root_url = columns.root if is_remote(columns.root or "") else url if columns.root is None else None
     source: Source
-    there = None
-    if root_url is not None:
-        there = open_store(columns.root or tables.store.url)
-        source = RemoteSource(SourceKind.MANIFEST, there)
+    if is_remote(path if columns.root is None else columns.root):
+        source = RemoteSource(SourceKind.MANIFEST, open_store(columns.root or tables.store.url))
     else:
         root = os.path.abspath(os.path.dirname(os.path.abspath(path)) if columns.root is None else columns.root)
         if not os.path.isdir(root):
@@ -130,7 +126,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
             )
         source = Source(SourceKind.MANIFEST, root)
     tables.add_to(source)
-    shown = split_url(url)[0] if url is not None else path
+    shown = shown_place(path)
     with Spool(source, spool_path) as spool:
         listing = _Listing(source, spool, shown, columns, tables)
         try:
@@ -138,13 +134,13 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
             first = list(itertools.islice(later, _SNIFFED_ROWS))
             listing.resolve([row for _, row in first if isinstance(row, dict)])
             rows = itertools.chain(first, later)
-            if there is None:
-                for row in rows:
-                    listing.add(*row)
-            else:
-                with contextlib.closing(ahead(partial(listing.look_up, there), rows, _REQUESTS)) as found:
+            if isinstance(source, RemoteSource):
+                with contextlib.closing(ahead(partial(listing.look_up, source.store), rows, _REQUESTS)) as found:
                     for row, image in found:
                         listing.add(*row, image)
+            else:
+                for row in rows:
+                    listing.add(*row)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
@@ -399,42 +395,42 @@ class _Listing:
         Raises:
             SourceError: for a class number that is too large.
         """
-        table, columns = self._source.table, self._columns
+        source, columns = self._source, self._columns
         if columns.targets:
             numbers = np.array(self._target, np.float32).reshape(-1, len(columns.targets))
-            table.set_targets(columns.targets, numbers)
+            source.table.set_targets(columns.targets, numbers)
             if gaps := int(np.isnan(numbers).any(axis=1).sum()):
-                self._source.notes.append(f"{self._manifest}: {count(gaps, 'row')} with a gap among the targets: NaN")
+                source.notes.append(f"{self._manifest}: {count(gaps, 'row')} with a gap among the targets: NaN")
 
         if self._labels is None or columns.label is None:
             return
 
         found = self._labels.finish()
-        reject_samples(self._source, self._source.take_labels(found, columns.label))
+        reject_samples(source, source.take_labels(found, columns.label))
         known = self._classes.get(columns.label) if found.classes is None and found.labels is not None else None
         if known is not None:
-            largest = int(self._source.table.labels().max(initial=-1))
+            largest = int(source.table.labels().max(initial=-1))
             if largest >= len(known):
                 raise SourceError(
                     f"{self._manifest}: column {columns.label!r} holds the class {largest}, of {len(known)} classes"
                 )
-            self._source.classes = known
+            source.classes = known
         if found.targets is not None:
-            self._source.notes.append(
+            source.notes.append(
                 f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are not class "
                 "numbers (0, 1, 2, ...), so labels are float32 targets"
             )
 
         number = next((name for name in found.classes or () if as_number(name) is not None), None)
         if number is not None:
-            self._source.notes.append(
+            source.notes.append(
                 f"{self._manifest}: labels are class names, as column {columns.label!r} holds {found.example!r} beside "
                 f"numbers such as {number}"
             )
 
         if found.missing:
             none = "NaN" if found.targets is not None else "-1"
-            self._source.notes.append(
+            source.notes.append(
                 f"{self._manifest}: {count(found.missing, 'row')} without a label, which is {none} there"
             )
 
@@ -463,18 +459,19 @@ class _Listing:
             return
 
         names = list(row)
-        for asked in (self._asked.path, self._asked.image, self._asked.label, *self._asked.targets, *self._asked.lists):
-            if asked is not None and asked not in row:
-                raise SourceError(f"{self._manifest}: no column {asked!r}; it has {', '.join(map(str, names))}")
+        asked = self._asked
+        for column in (asked.path, asked.image, asked.label, *asked.targets, *asked.lists):
+            if column is not None and column not in row:
+                raise SourceError(f"{self._manifest}: no column {column!r}; it has {', '.join(map(str, names))}")
 
-        image, path = self._asked.image, self._asked.path
+        image, path = asked.image, asked.path
         if image is None and path is None:
             image = next((name for name in _IMAGES if isinstance(row.get(name), (bytes, dict))), None)
         files = None if image is not None or self._source.is_remote else self._files(rows, path)
-        path, root, suffix = files or (path, None, self._asked.suffix)
+        path, root, suffix = files or (path, None, asked.suffix)
         if path is None and image is None:
             path = next((name for name in _PATHS if isinstance(row.get(name), str)), None)
-            if path is None and self._asked.suffix:
+            if path is None and asked.suffix:
                 path = next((name for name in _IDS if isinstance(row.get(name), (str, int))), None)
 
         if path is None and image is None:
@@ -484,25 +481,25 @@ class _Listing:
 
         if path is None:
             path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
-        if image is not None and self._asked.lists:
+        if image is not None and asked.lists:
             raise SourceError(
                 f"{self._manifest}: rows with the image's bytes (column {image!r}) can't be joined; --list-column "
                 "needs a column of paths"
             )
 
-        label = self._label_column(names, (path, image, *self._asked.lists))
-        self._columns = replace(self._asked, path=path, image=image, label=label, suffix=suffix)
+        label = self._label_column(names, (path, image, *asked.lists))
+        self._columns = replace(asked, path=path, image=image, label=label, suffix=suffix)
         where = self._move(root, suffix)
         if label is not None:
             place = f"{self._manifest}: column {label!r}"
             self._labels = LabelColumn(place, "name another one with --label-column, and this one travels as json")
             labels = f"labels from column {label!r}"
-        elif self._asked.targets:
-            labels = f"targets from {', '.join(map(repr, self._asked.targets))}"
+        elif asked.targets:
+            labels = f"targets from {', '.join(map(repr, asked.targets))}"
         else:
             others = [str(name) for name in names if name not in (path, image)][:_SHOWN_COLUMNS]
             such = f", such as {', '.join(others)}" if others else ""
-            labels = "no labels" + (f": --label-column names a column for them{such}" if self._asked.has_labels else "")
+            labels = "no labels" + (f": --label-column names a column for them{such}" if asked.has_labels else "")
 
         self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}{where}, {labels}")
 

@@ -198,25 +198,26 @@ def _index(source: Source, names: list[str], path: str, shown: str, copy: SetCop
             raise ShardError(
                 f"{shown}: is an index for other tars ({', '.join(others[:1])}, ...); choose another --out"
             )
+    table = source.table
     rejected = list(source.rejected)
     for note in source.notes:
         progress.note(note)
     own: list[list[int]] = [[] for _ in names]
-    for i in range(len(source.table)):
-        own[source.table.parts(i)[0].container].append(i)
-    builders = [IndexBuilder(source.table.targets) for _ in names]
+    for i in range(len(table)):
+        own[table.parts(i)[0].container].append(i)
+    builders = [IndexBuilder(table.targets) for _ in names]
     sums = []
     encoder = Encoder(EncodeOptions("keep"))
-    size_bytes = sum(map(source.table.size, range(len(source.table))))
-    with contextlib.closing(source), progress.running(len(source.table), size_bytes):
+    size_bytes = sum(map(table.size, range(len(table))))
+    with contextlib.closing(source), progress.running(len(table), size_bytes):
         for number, ids in enumerate(own):
             name = os.path.relpath(source.containers[number].path, source.root)
             with source.copied(number) as tar:
                 for i in ids:
                     reason = _add(source, i, name, builders[number], encoder)
                     if reason:
-                        rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
-                    progress.advance(1, source.table.size(i))
+                        rejected.append(Rejection(os.fsdecode(table.path(i)), reason, True))
+                    progress.advance(1, table.size(i))
                 sums.append(file_sums(tar))
     samples = sum(map(len, builders))
     if not samples:

@@ -63,9 +63,8 @@ def shard(
     path, out = local_path(path), local_path(out or default_out(path))
     open_it = source_opener(path, out, options)
 
-    if dry_run:
-        return _preview(open_it, out, options, progress or Progress(), force=force)
-    return run_sharding(open_it, out, options, progress or Progress(), force=force)
+    run = _preview if dry_run else run_sharding
+    return run(open_it, out, options, progress or Progress(), force=force)
 
 
 def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
