@@ -94,7 +94,7 @@ def _append(
 ) -> ShardSummary:
     """Adds the samples of an open source to an open set; see :func:`append`."""
     engine = functools.partial(write_in_threads, options)
-    run = Run(folder, source, options, progress, started_s, engine, before=before, codebooks=index.codebooks)
+    run = Run(folder, source, options, progress, started_s, engine, before, index.codebooks)
     run.start()
     shards = len(before.shards)
     first_digest = source.digest()  # before its labels are the set's

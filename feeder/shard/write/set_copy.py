@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,10 +31,11 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+@dataclass(eq=False)
 class SetCopy:
     """A shard set as runs and tools read and change it: in its own folder, or a copy of one in a store.
 
-    Args:
+    Attributes:
         path: The folder or index file to read.
         shown: The set's name in messages.
         store: Its store; None for a local set.
@@ -41,19 +43,11 @@ class SetCopy:
         mirror: Brings the indexes of shards in the store, for one that is read.
     """
 
-    def __init__(
-        self,
-        path: str,
-        shown: str,
-        store: Store | None = None,
-        lock: StoreLock | None = None,
-        mirror: _StoreMirror | None = None,
-    ) -> None:
-        self.path = path
-        self.shown = shown
-        self.store = store
-        self.lock = lock
-        self._mirror = mirror
+    path: str
+    shown: str
+    store: Store | None = None
+    lock: StoreLock | None = None
+    mirror: _StoreMirror | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -115,7 +109,7 @@ class SetCopy:
         path = self.path
         if os.path.isdir(path) or not os.path.exists(path):
             path = os.path.join(path, INDEX_NAME)
-        return open_index(path) if self._mirror is None else SetIndex(path, self._mirror, most_open=ASKED_INDEXES)
+        return open_index(path) if self.mirror is None else SetIndex(path, self.mirror, most_open=ASKED_INDEXES)
 
     @property
     def is_copy(self) -> bool:

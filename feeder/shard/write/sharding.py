@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from feeder.errors import ArgumentError, ShardError
+from feeder.shard.format.manifest import Manifest
 from feeder.shard.source.layout import recognized
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.pattern import fixed_start
@@ -178,7 +179,8 @@ def run_sharding(
             locked_output(out, force=force) as folder,
             contextlib.closing(open_it(folder.work, options.image_field or folder.image_field())) as source,
         ):
-            return Run(folder, source, options, progress, started_s, engine).run()
+            new = Manifest(options.settings(), {}, 0, 0, 0, 0, {}, {}, None, {}, [])
+            return Run(folder, source, options, progress, started_s, engine, new).run()
     except OSError as error:
         place = error.filename or shown_place(out)
         reason = error.strerror or str(error)
