@@ -99,7 +99,7 @@ class RemoteSource(Source):
             return super().read(i)
         for part in parts:
             check_length(part.length, self.max_file_bytes)
-        data = self._get(entry.key, start, end, entry)
+        data = self._get(entry, start, end)
         return [(part.field or None, data[part.offset - start :][: part.length]) for part in parts]
 
     def read_part(self, part: StoredField) -> bytes:
@@ -107,7 +107,7 @@ class RemoteSource(Source):
         if entry is None:
             return super().read_part(part)
         check_length(part.length, self.max_file_bytes)
-        return self._get(entry.key, part.offset, part.offset + part.length, entry)
+        return self._get(entry, part.offset, part.offset + part.length)
 
     def _entry(self, container: int) -> Entry | None:
         """Returns the object that is a container, and must be read from the store; None if it is none."""
@@ -115,19 +115,18 @@ class RemoteSource(Source):
         return None if found is None or found.copy else found.entry
 
     def _read_file(self, path: bytes, size: int) -> bytes:
-        key = os.fsdecode(path)
-        entry = Entry(key, size)
+        entry = Entry(os.fsdecode(path), size)
         check_length(size, self.max_file_bytes)
         if size > LARGE_BYTES:
-            check_start(self._get(key, 0, START_BYTES, entry))
-        return self._get(key, 0, size, entry)
+            check_start(self._get(entry, 0, START_BYTES))
+        return self._get(entry, 0, size)
 
-    def _get(self, key: str, start: int, end: int, entry: Entry) -> bytes:
+    def _get(self, entry: Entry, start: int, end: int) -> bytes:
         try:
-            return bytes(self.store.get(key, start, end, entry.etag, size_bytes=entry.size_bytes))
+            return bytes(self.store.get(entry.key, start, end, entry.etag, size_bytes=entry.size_bytes))
         except (NotFoundError, ChangedError):
             raise SourceError(
-                f"{self.store.url.object(key)}: vanished or changed while it was being sharded; leave the source alone "
+                f"{self.store.url.object(entry.key)}: vanished or changed while it was being sharded; leave the source alone "
                 "and run into a new --out"
             ) from None
 

@@ -211,6 +211,7 @@ class _Tables:
         return text
 
 
+@dataclass(eq=False)
 class _Unusable(Exception):
     """A row that can't be a sample.
 
@@ -220,11 +221,9 @@ class _Unusable(Exception):
         is_bad: False for a row that never had an image.
     """
 
-    def __init__(self, reason: str, path: str | None = None, *, is_bad: bool = True) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.path = path
-        self.is_bad = is_bad
+    reason: str
+    path: str | None = None
+    is_bad: bool = True
 
 
 class _Listing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import gzip
 import os
@@ -327,27 +328,25 @@ def _shape(fields: frozenset[str]) -> frozenset[str]:
     return frozenset(f"{name} {k}" for name, number in names.items() for k in range(number))
 
 
+@dataclasses.dataclass(eq=False)
 class _Listing:
     """Adds the samples of tars to a source. Neighbouring members with one key are a sample, unless one is refused.
 
-    Args:
+    Attributes:
         source: Takes the samples.
         labels: Takes their labels.
         image_fields: Fields of which a sample has one; None for any that hold images.
-
-    Attributes:
         damaged: Samples next to damage, which may lack a field.
         joined: Samples next to a seam of two archives.
         seamed: Number of tars of several archives.
     """
 
-    def __init__(self, source: Source, labels: TarLabels, image_fields: tuple[str, ...] | None) -> None:
-        self._source = source
-        self._labels = labels
-        self._image_fields = image_fields
-        self.damaged: list[int] = []
-        self.joined: list[int] = []
-        self.seamed = 0
+    source: Source
+    labels: TarLabels
+    image_fields: tuple[str, ...] | None
+    damaged: list[int] = dataclasses.field(default_factory=list)
+    joined: list[int] = dataclasses.field(default_factory=list)
+    seamed: int = 0
 
     def add_file(self, tar: str, path: str) -> None:
         """Adds the samples of a tar in a file; see :meth:`add_members`."""
@@ -364,7 +363,7 @@ class _Listing:
             members: Its members.
             pread: Returns bytes of it: takes their number and their offset.
         """
-        source = self._source
+        source = self.source
         container = len(source.containers) - 1
         self._tar = tar
         self._pread = pread
@@ -410,9 +409,9 @@ class _Listing:
         """Rejects a member without a key and a field in its name; one without a name stands for damage."""
         path = f"{self._tar}/{member.name}".rstrip("/")
         if isinstance(member, Refused):
-            self._source.reject(path, member.reason, bad=member.bad)
+            self.source.reject(path, member.reason, bad=member.bad)
         else:
-            self._source.reject(path, "no key and extension in its name", bad=False)
+            self.source.reject(path, "no key and extension in its name", bad=False)
         if not member.name:  # members are lost here
             self._place = self._next_place = _DAMAGED
 
@@ -437,16 +436,16 @@ class _Listing:
         self._broken = None
         if not parts and not broken:
             return
-        broken = broken or lacks_image(parts, self._image_fields)
+        broken = broken or lacks_image(parts, self.image_fields)
         if broken:
-            self._source.reject(path, broken)
+            self.source.reject(path, broken)
             return
         try:
-            label = self._labels.take(self._pread, parts)
+            label = self.labels.take(self._pread, parts)
         except ValueError as error:
-            self._source.reject(path, f"no label: {error}")
+            self.source.reject(path, f"no label: {error}")
             return
         if self._place != _SOUND:
-            (self.damaged if self._place == _DAMAGED else self.joined).append(len(self._source.table))
+            (self.damaged if self._place == _DAMAGED else self.joined).append(len(self.source.table))
         size = sum(part.length for part in parts.values())
-        self._source.table.add(os.fsencode(path), size, NO_FILE, label, list(parts.values()))
+        self.source.table.add(os.fsencode(path), size, NO_FILE, label, list(parts.values()))

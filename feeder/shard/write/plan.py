@@ -16,7 +16,7 @@ from feeder.shard.store.url import is_remote
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.system.arrays import Int64s
 
-__all__ = ["ordered_ids", "plan_digest", "plan_shards", "shard_name"]
+__all__ = ["ordered_ids", "plan_digest", "plan_shards"]
 
 _CHUNK = 4096  # positions permuted at a time: large enough to amortize numpy's calls
 _TAR_END_BYTES = 1024
@@ -46,10 +46,6 @@ def ordered_ids(positions: range, count: int, options: ShardOptions) -> Int64s:
     """Returns the samples at these positions of the shuffled order of ``count`` samples, int64 [N]."""
     plain = np.arange(positions.start, positions.stop)
     return permute(plain, count, options.seed) if options.shuffle and len(plain) else plain
-
-
-def shard_name(number: int) -> str:
-    return f"shard-{number:06d}.tar"
 
 
 def plan_digest(settings: dict[str, Any], source: Source) -> str:

@@ -26,7 +26,7 @@ from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
 from feeder.shard.write.encode import EncodeOptions, Encoder, decode_ms
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.plan import plan_shards, shard_name
+from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.set_writer import index_path, write_set
 from feeder.shard.write.shard_engine import ShardEngine
 from feeder.shard.write.shard_options import REJECTED_NAME, ShardOptions, ShardSummary
@@ -129,7 +129,7 @@ class Run:
         """
         source, folder, before, encode = self.source, self.folder, self.before, self.options.encode
         plan = plan_shards(source, self.options)
-        names = [shard_name(len(before.shards) + number) for number in range(len(plan))]
+        names = [f"shard-{len(before.shards) + number:06d}.tar" for number in range(len(plan))]
         done: dict[int, WrittenShard] = {}
         if is_resumed:
             self.progress.note(f"resuming the unfinished run in {folder.shown}")
@@ -251,8 +251,7 @@ class Run:
             for field, number in _total(each.odd_masks for each in written).items()
         ]
         bad = collections.Counter(each.reason for each in _rejected(written) if each.bad)
-        for reason, number in bad.most_common(_SHOWN_REASONS):
-            notes.append(f"{count(number, 'image')} rejected: {reason}")
+        notes += [f"{count(number, 'image')} rejected: {reason}" for reason, number in bad.most_common(_SHOWN_REASONS)]
         others = sum(number for name, number in manifest.formats.items() if name not in _FAST_FORMATS)
         if others and others >= _ADVISED_SHARE * manifest.samples:
             notes += _format_advice(self.source, self.options.seed, f"{others} of {manifest.samples}")

@@ -250,7 +250,7 @@ def report(summary: Any, arguments: argparse.Namespace) -> int:
     """Prints the result of a run, and returns the exit code."""
     from feeder.decoders.image_header import clipped_warning
 
-    dry_run = "dry_run" in arguments and arguments.dry_run
+    dry_run = getattr(arguments, "dry_run", False)
     if arguments.json:
         say_json(vars(summary) | {"too_many_bad": summary.too_many_bad})
     elif not arguments.quiet:
