@@ -379,6 +379,5 @@ def _splits(root: str, folders: Sequence[str]) -> list[FolderLayout]:
     if len(splits) < 2 <= len(folders):
         splits = list(folders) if all(map(SPLIT.match, folders)) else []
     below = [os.path.join(root, name) for name in splits]
-    kind = "the split" if len(below) == 1 else "the splits"
-    kind = f"{kind} {', '.join(splits)}"
+    kind = f"the split{'s' * (len(below) > 1)} {', '.join(splits)}"
     return [way for path in below for way in layouts(path) or [FolderLayout(kind, path)]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from types import TracebackType
+from typing import Any
 
 from feeder.shard.source.sample_table import StoredField
 from feeder.shard.source.source import Container, Source
@@ -33,10 +33,8 @@ class Spool:
         self._file = self._writing.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._writing.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._writing.__exit__(*error)
         self._source.content_digest = self._hash.hexdigest()
 
     def add(self, field: str, data: bytes) -> StoredField:
