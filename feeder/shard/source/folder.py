@@ -263,8 +263,8 @@ def note_members(source: Source, members: Sequence[str]) -> None:
         listed = ", ".join(f"{field} ({number:,})" for field, number in sorted(counts.items()))
         source.notes.append(f"{source.root}: files beside the images are members of their samples: {listed}")
     for field, paths in source.likely_members.items():
-        # PNGs beside other images are masks as a rule, however few have one. Copies such as a.v2.jpg are samples as a rule,
-        # unless half of the other images have one.
+        # PNGs beside other images are masks as a rule, however few have one. Copies such as a.v2.jpg are samples as a
+        # rule, unless half of the other images have one.
         if field.lower().endswith("png") or 3 * len(paths) >= len(source.table):
             source.notes.append(
                 f"{source.root}: {count(len(paths), 'image')} such as {min(paths)} become samples, and look like masks "

@@ -76,7 +76,8 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
             listed += f" and {count(len(others) - len(shown), 'other')}"
         source.notes.append(
             f"{where}: several fields hold images; {_either(chosen)} is taken "
-            f"({count(sum(counts.get(field, 0) for field in chosen), 'sample')}), not {listed}: --image-field chooses another"
+            f"({count(sum(counts.get(field, 0) for field in chosen), 'sample')}), not {listed}: --image-field chooses "
+            "another"
         )
 
     reasons: dict[int, str] = {}

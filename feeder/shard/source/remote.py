@@ -126,8 +126,8 @@ class RemoteSource(Source):
             return bytes(self.store.get(entry.key, start, end, entry.etag, size_bytes=entry.size_bytes))
         except (NotFoundError, ChangedError):
             raise SourceError(
-                f"{self.store.url.object(entry.key)}: vanished or changed while it was being sharded; leave the source alone "
-                "and run into a new --out"
+                f"{self.store.url.object(entry.key)}: vanished or changed while it was being sharded; leave the source "
+                "alone and run into a new --out"
             ) from None
 
 

@@ -219,7 +219,7 @@ class Source:
         return found
 
     def take_in(self, folder: str) -> None:
-        """Copies the fields in containers below a folder to memory, so that they can be read where the folder is not."""
+        """Copies the fields in containers below a folder to memory, to be read where the folder is not."""
         inside = os.path.join(os.path.abspath(folder), "")
         for number, container in enumerate(self.containers):
             if container.path.startswith(inside):

@@ -202,8 +202,8 @@ def _listed(
     source.notes += left_out_notes(source.root, source.left_out)
     if listing.seamed:
         source.notes.append(
-            f"{pattern}: {count(listing.seamed, 'tar')} with another archive after the first, as `cat` joins them; all are "
-            "read. If they were not joined, samples have been overwritten with zeros: download the tars again"
+            f"{pattern}: {count(listing.seamed, 'tar')} with another archive after the first, as `cat` joins them; all "
+            "are read. If they were not joined, samples have been overwritten with zeros: download the tars again"
         )
 
     if asked is None and _has_dots_in_keys(source):
