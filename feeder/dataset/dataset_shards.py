@@ -20,8 +20,8 @@ from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.image_file import read_image
-from feeder.shard.source.json_field import json_field
 from feeder.shard.source.iterable import open_samples
+from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import check_classes
 from feeder.shard.source.pairs import open_pairs
 from feeder.shard.source.source import Source

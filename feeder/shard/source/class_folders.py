@@ -56,7 +56,7 @@ def class_names(
     return sorted(names)
 
 
-def is_folder(entry: os.DirEntry[str], *, skip_unreadable: bool = False) -> bool:
+def is_folder(entry: os.DirEntry[str], *, skip_unreadable: bool) -> bool:
     """Returns whether an entry is a folder, or a link to one.
 
     A link to itself does not count, nor, with ``skip_unreadable``, does a link into an unreadable folder.

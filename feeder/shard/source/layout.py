@@ -78,7 +78,7 @@ class FolderLayout(NamedTuple):
         return shlex.join(places) + " --class-folders" * self.are_classes + " --no-labels" * (not self.has_labels)
 
 
-def recognized(path: str, targets: TargetSources, *, has_labels: bool = True) -> tuple[str, TargetSources, str | None]:
+def recognized(path: str, targets: TargetSources, *, has_labels: bool) -> tuple[str, TargetSources, str | None]:
     """Returns the source and the annotations or masks that a folder holds, and a line that says so; None for a folder
     that is read as it is: class folders, a flat folder or tars.
 

@@ -42,6 +42,8 @@ class RemoteSource(Source):
         store: The store; the table's paths are keys in it.
     """
 
+    is_remote = True
+
     def __init__(self, kind: SourceKind, store: Store) -> None:
         super().__init__(kind, str(store.url))
         self.store = store
@@ -52,10 +54,6 @@ class RemoteSource(Source):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, store=open_store(state["store"]))
-
-    @property
-    def is_remote(self) -> bool:
-        return True
 
     def add_object(self, entry: Entry, copy: str | None = None) -> None:
         """Registers an object that holds many samples.
@@ -213,9 +211,7 @@ def folders_of(entries: Iterable[Entry]) -> tuple[dict[str, dict[str, ListedFile
     return folders, skipped
 
 
-def open_remote_folder(
-    store: Store, entries: Sequence[Entry], members: Sequence[str] = (), *, has_labels: bool = True
-) -> Source:
+def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence[str], *, has_labels: bool) -> Source:
     """Lists a class-per-folder tree or a flat folder in a store as :func:`open_folder` lists a local one.
 
     Args:

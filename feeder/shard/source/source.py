@@ -91,6 +91,7 @@ class Source:
     """A dataset to be sharded: a table of its samples, and the bytes of each.
 
     Attributes:
+        is_remote: True if reading a sample takes a request over the network.
         kind: The kind.
         root: Folder that the table's paths are relative to.
         classes: Class names by label; None where labels are plain numbers or missing.
@@ -108,6 +109,8 @@ class Source:
         max_file_bytes: Larger images and other fields are not read.
         content_digest: SHA-256 of the spooled fields, hexadecimal; empty if nothing was spooled.
     """
+
+    is_remote = False
 
     def __init__(self, kind: SourceKind, root: str, *, skip_unreadable: bool = False) -> None:
         self.kind = kind
@@ -127,11 +130,6 @@ class Source:
         self.max_file_bytes = MAX_FILE_BYTES
         self.content_digest = ""
         self._descriptors: dict[int, int] = {}
-
-    @property
-    def is_remote(self) -> bool:
-        """True if reading a sample takes a request over the network."""
-        return False
 
     def digest(self) -> str:
         """SHA-256 of paths, sizes, labels, class names and spooled fields. Without times, so that a copy of the dataset

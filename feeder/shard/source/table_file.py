@@ -260,7 +260,7 @@ class _Listing:
         for path in self._paths:
             self._starts.append(number)
             with self._tables.copied(path):
-                for number, row in enumerate(table_rows(path, self._source.notes), number + 1):
+                for number, row in enumerate(table_rows(path, self._source.notes), self._starts[-1] + 1):
                     if number == self._starts[-1] + 1:
                         self._take_classes(path)
                     yield row

@@ -59,7 +59,7 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
 
 
 @contextlib.contextmanager
-def previewed_output(out: str, *, force: bool = False) -> Iterator[OutputFolder]:
+def previewed_output(out: str, *, force: bool) -> Iterator[OutputFolder]:
     """Opens an output folder, or a place in a store, without a lock, to look at what is there."""
     if not is_remote(out):
         yield OutputFolder(local_path(out), force=force)

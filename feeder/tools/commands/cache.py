@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         say_json({"cache": cache, "size_bytes": total, "sets": [each._asdict() for each in sets], **extra})
     elif not arguments.quiet:
         held = f"{total / 1e9:,.3f} GB of {count(len(sets), 'remote set', 'remote sets')}" if sets else "nothing cached"
-        say(printable(f"{cache}: {held}"))
+        say(f"{cache}: {held}")
         for each in sets:
             use = ", in use" if each.is_used else ""
             say(printable(f"  {each.size_bytes / 1e9:9,.3f} GB  {each.url}{use}"))

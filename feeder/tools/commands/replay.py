@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         if why:
             say(f"{why}: its images are not known here, nor which of these samples were bad")
         elif arguments.out is not None:
-            say(printable(f"images written to {arguments.out}"))
+            say(f"images written to {arguments.out}")
     if arguments.out is not None:
         with naming(arguments.state):
             refuse_without_images(state)

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         say_json(summary)
     elif not arguments.quiet:
         shards = count(summary.shards, "shard")
-        say(printable(f"{summary.set}: took down {count(summary.samples, 'sample')}, in {shards}"))
+        say(f"{summary.set}: took down {count(summary.samples, 'sample')}, in {shards}")
         if summary.already:
             say(f"  {count(summary.already, 'key')} had been taken down before")
         if summary.duplicates:
