@@ -121,8 +121,8 @@ def open_stored_tars(
     entries: Sequence[Entry],
     pattern: str,
     work: str | None,
-    image_field: str | None = None,
-    columns: ManifestColumns | None = None,
+    image_field: str | None,
+    columns: ManifestColumns | None,
     copies: str | None = None,
     beside: Sequence[str] = (),
 ) -> RemoteSource:

@@ -49,7 +49,7 @@ def has_boxes(folder: str, names: Iterable[str]) -> bool:
 
 
 def open_yolo(
-    images: str, annotations: str, spool_path: str, names: str | None = None, *, skip_unreadable: bool = False
+    images: str, annotations: str, spool_path: str, names: str | None, *, skip_unreadable: bool = False
 ) -> Source:
     """Lists images and the text files with the same names. Each sample gets ``boxes.json``: boxes as (left, top, right,
     bottom), in pixels of the upright image, and labels. An image without a text file has no boxes.
