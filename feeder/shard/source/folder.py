@@ -19,7 +19,7 @@ from feeder.shard.source.class_folders import (
     walk,
 )
 from feeder.shard.source.image_file import LARGE_BYTES, UNREADABLE, left_out, left_out_notes, looks_like_image
-from feeder.shard.source.siblings import likely_members, member_names
+from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
 from feeder.shard.source.source import Source, SourceKind
 from feeder.system.text import count
 
@@ -263,9 +263,7 @@ def note_members(source: Source, members: Sequence[str]) -> None:
         listed = ", ".join(f"{field} ({number:,})" for field, number in sorted(counts.items()))
         source.notes.append(f"{source.root}: files beside the images are members of their samples: {listed}")
     for field, paths in source.likely_members.items():
-        # PNGs beside other images are masks as a rule, however few have one. Copies such as a.v2.jpg are samples as a
-        # rule, unless half of the other images have one.
-        if field.lower().endswith("png") or 3 * len(paths) >= len(source.table):
+        if are_worth_a_word(field, len(paths), len(source.table)):
             source.notes.append(
                 f"{source.root}: {count(len(paths), 'image')} such as {min(paths)} become samples, and look like masks "
                 f"or second images of those beside them; --members {field} makes them so"

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
-__all__ = ["likely_members", "member_names"]
+__all__ = ["are_worth_a_word", "likely_members", "member_names"]
 
 
 def member_names(images: Iterable[str], others: Iterable[str]) -> dict[str, str]:
@@ -48,6 +48,20 @@ def likely_members(images: Sequence[str]) -> dict[str, str]:
         elif field := _field(name, stem, stems):
             found[name] = field
     return found
+
+
+def are_worth_a_word(field: str, count: int, images: int) -> bool:
+    """Returns True if images that look like members are to be named, as they become samples.
+
+    PNGs beside other images are masks as a rule, however few have one. Copies such as ``a.v2.jpg`` are samples as a
+    rule, unless half of the other images have one.
+
+    Args:
+        field: Their field.
+        count: Their number.
+        images: Number of all images.
+    """
+    return field.lower().endswith("png") or 3 * count >= images
 
 
 def _field(name: str, stem: str, stems: Container[str]) -> str:

@@ -87,5 +87,5 @@ def _listening(port: int) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) else error
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
         raise ArgumentError(f"127.0.0.1:{port}: can't listen there: {reason}; choose another --port") from error
