@@ -75,12 +75,11 @@ class OutputFolder(SetCopy):
             raise ShardError(f"{path}: is not a folder; choose another --out")
         folder = cls(path, force=force)
         folder.refuse_foreign()
-        is_new = not os.path.lexists(path)
+        made = _missing_folders(path)
         with contextlib.ExitStack() as stack:
             try:
                 os.makedirs(path, exist_ok=True)
-                if is_new:
-                    stack.callback(_remove_empty, path)
+                stack.callback(_remove_empty, made)
                 stack.enter_context(exclusive_lock(os.path.join(path, _LOCK)))
                 os.makedirs(folder.work, exist_ok=True)
                 folder._remove_leftovers()
@@ -308,6 +307,17 @@ def is_ours(name: str) -> bool:
     return name in (_LOCK, _WORK, *_RESULTS) or any(kind.fullmatch(name) for kind in (_SHARD, _OTHER_INDEX))
 
 
-def _remove_empty(folder: str) -> None:
+def _missing_folders(path: str) -> list[str]:
+    """Returns those of the folder and its parents that do not exist, the deepest first."""
+    missing = []
+    path = os.path.abspath(path)
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing
+
+
+def _remove_empty(folders: list[str]) -> None:
     with contextlib.suppress(OSError):
-        os.rmdir(folder)
+        for folder in folders:
+            os.rmdir(folder)
