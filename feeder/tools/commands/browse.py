@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 from typing import Any
 
@@ -84,8 +83,13 @@ def _listening(port: int) -> socket.socket:
     Raises:
         ArgumentError: if the port can't be had.
     """
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        return socket.create_server(("127.0.0.1", port))
+        listening.bind(("127.0.0.1", port))
+        listening.listen()
     except (OSError, OverflowError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        listening.close()
+        reason = getattr(error, "strerror", None) or error
         raise ArgumentError(f"127.0.0.1:{port}: can't listen there: {reason}; choose another --port") from error
+    return listening
