@@ -21,10 +21,10 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.image_file import read_image
 from feeder.shard.source.iterable import open_samples
+from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import check_classes
 from feeder.shard.source.pairs import open_pairs
 from feeder.shard.source.source import Source
-from feeder.shard.source.table_rows import json_bytes
 from feeder.shard.source.voc import open_voc
 from feeder.shard.store.url import local_path
 from feeder.shard.write.encode import EncodeOptions
@@ -261,7 +261,7 @@ def _fields(i: int, reader: ForeignReader, rows: _Rows | None, prefix: str, repe
             if cell is not None:
                 file = read_image(cell["path"]) if cell["bytes"] is None else cell["bytes"]
                 found[f"{name}.{image_info(file).extension}"] = file
-        extras = {"json": json_bytes(row)} if row else {}
+        extras = {"json": json_field(row)} if row else {}
     except (TypeError, ValueError) as error:
         raise SourceError(
             f"sample {key!r}: its columns {', '.join(row)} can't be written: {error}; leave such a column out by "

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 import feeder
@@ -108,7 +110,7 @@ class _GroupedHelp(_Help):
         text = super()._format_action(action)
         if action.metavar == "COMMAND":
             return text.partition("\n\n")[2]  # without a line that says COMMAND
-        firsts = {commands[0].__name__.rpartition(".")[2]: group for group, commands in _COMMANDS.items()}
+        firsts = {_name(commands[0]): group for group, commands in _COMMANDS.items()}
         return f"\n  {firsts[action.dest]}:\n{text}" if action.dest in firsts else text
 
 
@@ -156,12 +158,16 @@ def make_parser() -> argparse.ArgumentParser:
         help="with --version: also the machine and the installed packages, for bug reports",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for group in _COMMANDS.values():
-        for command in group:
-            command.add(commands)
-    for each in commands.choices.values():
-        each.set_defaults(parser=each)
+    for command in itertools.chain.from_iterable(_COMMANDS.values()):
+        command.add(commands)
+        own = commands.choices[_name(command)]
+        own.set_defaults(parser=own, run=command.run)
     return parser
+
+
+def _name(command: ModuleType) -> str:
+    """Returns the name of a subcommand, which is that of its module."""
+    return command.__name__.rpartition(".")[2]
 
 
 def _version(verbose: bool) -> str:

@@ -117,8 +117,8 @@ def test_a_sparse_file_among_images_is_rejected_unread(tmp_path: Path) -> None:
         os.truncate(source / "class-0" / name, size)
     expected = {
         "class-0/fits.jpg": r"not an image: starts with b'\x00\x00\x00\x00\x00\x00\x00\x00'",
-        "class-0/head.jpg": "1,073,741,825 bytes are more than the 1,073,741,824 that an image may have",
-        "class-0/large.jpg": "3,221,225,472 bytes are more than the 1,073,741,824 that an image may have",
+        "class-0/head.jpg": "1,073,741,825 bytes are more than the 1,073,741,824 that an image or field may have",
+        "class-0/large.jpg": "3,221,225,472 bytes are more than the 1,073,741,824 that an image or field may have",
     }
     dataset = FolderDataset(source)
     paths = dataset.column("path")
@@ -187,7 +187,7 @@ def test_a_tars_large_members_are_rejected_unread(tmp_path: Path) -> None:
         file.truncate(file.tell() + 1024)
     reasons = {
         "x.tar/b": r"not an image: starts with b'\x00\x00\x00\x00\x00\x00\x00\x00'",
-        "x.tar/c": "1,073,741,825 bytes are more than the 1,073,741,824 that an image may have",
+        "x.tar/c": "1,073,741,825 bytes are more than the 1,073,741,824 that an image or field may have",
     }
     shard(str(path), str(tmp_path / "out"), kept(max_bad=1))
     assert rejected(tmp_path / "out") == reasons
@@ -200,7 +200,7 @@ def test_max_file_bytes_rejects_what_is_larger(tmp_path: Path) -> None:
     (source / "class-0" / "z.jpg").write_bytes(large)
     out = tmp_path / "out"
     shard(str(source), str(out), kept(max_bad=1, max_file_bytes=len(large) - 1))
-    size = f"{len(large):,} bytes are more than the {len(large) - 1:,} that an image may have"
+    size = f"{len(large):,} bytes are more than the {len(large) - 1:,} that an image or field may have"
     assert rejected(out) == {"class-0/z.jpg": size}
     with pytest.raises(ShardError, match="max_file_bytes"):
         shard(str(source), str(out), kept())

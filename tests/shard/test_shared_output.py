@@ -78,13 +78,12 @@ class _Elsewhere:
         written = {}
         with folder.shared() as output:
             for number, job in jobs.items():
-                ids = np.fromiter(ordered_ids(job.positions, len(source.table), self.options), np.int64)
+                ids = ordered_ids(job.positions, len(source.table), self.options)
                 order = pickled_order(job, source, ids, folder, output)
                 self.orders.append(len(order))
                 with _far_away(folder):
-                    finished = attempt_shard(writer_versions(), order)
-                folder.adopt(finished)
-                written[number] = finished.written
+                    written[number], files = attempt_shard(writer_versions(), order)
+                folder.adopt(written[number], files)
                 progress.advance(len(job.positions), 0)
         return written
 
@@ -210,8 +209,8 @@ def test_containers_are_numbered_anew_among_the_rows() -> None:
     for i in range(4):
         table.add(b"%d" % i, 3, NO_FILE, -1, [StoredField("jpg", i, 0, 3)])
     found, containers = table.rows(np.array([3, 1]))
-    assert containers == [1, 3]
-    assert [found.parts(k)[0].container for k in range(2)] == [1, 0]
+    assert containers == [3, 1]
+    assert [found.parts(k)[0].container for k in range(2)] == [0, 1]
 
 
 def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Path) -> None:
@@ -229,7 +228,7 @@ def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Pat
         tracemalloc.reset_peak()
         for number, positions in enumerate(plan[:8]):
             job = ShardJob(f"shard-{number:06d}.tar", positions, 0, 8, KEEP, None)
-            ids = np.fromiter(ordered_ids(positions, samples, options), np.int64)
+            ids = ordered_ids(positions, samples, options)
             order = pickled_order(job, source, ids, folder, SharedFolder(str(tmp_path)))
             assert len(order) < 100 * len(positions)
         assert tracemalloc.get_traced_memory()[1] - table_bytes < table_bytes // 3
@@ -287,7 +286,7 @@ def test_an_attempt_that_goes_on_leaves_nothing_behind_a_run_that_has_ended(out:
 
     for _ in range(20):
         writes, ended = threading.Event(), threading.Event()
-        with out.shared() as output, output.attempt() as folder:
+        with out.shared() as output, output.attempt("shard-000000.tar") as folder:
             thread = threading.Thread(target=write_on, args=(folder,))
             thread.start()
             writes.wait()

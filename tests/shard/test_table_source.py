@@ -203,7 +203,7 @@ def test_bad_rows_are_listed_and_the_others_used(images: Path, tmp_path: Path) -
     assert found == {
         "./class-0//img-000.jpg": "duplicate path; --list-column NAME joins rows that differ in that column",
         "class-0": "not a regular file",
-        "gone.jpg": "not found",
+        "gone.jpg": f"not found in {images}",
         "list.jsonl#2": "line 2: not JSON: Expecting value: line 1 column 1 (char 0)",
         "list.jsonl#3": "line 3: expected an object, got list",
         "list.jsonl#6": "no path in column 'path'",

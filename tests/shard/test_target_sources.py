@@ -738,7 +738,7 @@ def test_a_mask_that_is_too_large_is_named(tmp_path: Path) -> None:
     targets = TargetSources(pairs=(("masks", str(masks)),))
     shard(str(folder), str(tmp_path / "out"), kept(max_bad=1, max_file_bytes=4000, targets=targets))
     assert rejected(tmp_path / "out") == {
-        "b.jpg": "its masks.png: 5,000 bytes are more than the 4,000 that an image may have"
+        "b.jpg": "its masks.png: 5,000 bytes are more than the 4,000 that an image or field may have"
     }
 
 

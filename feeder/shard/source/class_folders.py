@@ -8,12 +8,11 @@ import re
 from collections.abc import Callable, Sequence
 
 from feeder.errors import SourceError
-from feeder.shard.source.image_file import left_out
+from feeder.shard.source.image_file import UNREADABLE, left_out
 from feeder.system.files import scan_folder
 
 __all__ = [
     "SPLIT",
-    "UNREADABLE",
     "are_downloads",
     "class_names",
     "downloads_note",
@@ -23,10 +22,6 @@ __all__ = [
     "unlistable",
     "walk",
 ]
-
-# Errors of a path. Any other, such as too many open files, a lack of memory or a lost server, is the machine's: samples
-# below the path must not be lost to it.
-UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
 
 # The beginning of a name that is, or has, that of a split.
 SPLIT = re.compile(
@@ -61,7 +56,7 @@ def class_names(
     return sorted(names)
 
 
-def is_folder(entry: os.DirEntry[str], *, skip_unreadable: bool = False) -> bool:
+def is_folder(entry: os.DirEntry[str], *, skip_unreadable: bool) -> bool:
     """Returns whether an entry is a folder, or a link to one.
 
     A link to itself does not count, nor, with ``skip_unreadable``, does a link into an unreadable folder.

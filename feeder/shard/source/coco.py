@@ -7,7 +7,6 @@ import json
 import math
 import os
 import posixpath
-import stat
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from feeder.decoders.decoder import MAX_PIXELS
 from feeder.errors import ArgumentError, SourceError
-from feeder.shard.source.class_folders import UNREADABLE
+from feeder.shard.source.image_file import file_status
 from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import as_number
 from feeder.shard.source.pairs import read_names
@@ -82,7 +81,7 @@ def open_coco(
             if wanted is not None and os.path.splitext(path)[0] not in wanted:
                 continue
             try:
-                status = _status(images, path)
+                status = file_status(images, path)
                 found = [(CAPTIONS, _lines(own))] if fields is None else fields.of(image, own)
             except ValueError as error:
                 source.reject(path, str(error))
@@ -257,26 +256,6 @@ def _lines(annotations: Sequence[Annotation]) -> bytes:
             raise ValueError(f"annotation {each.get('id')}: expected a caption, got {str(caption)[:60]}")
         lines.append(" ".join(caption.removeprefix(BOM).split()))
     return "\n".join(lines).encode()
-
-
-def _status(images: str, path: str) -> os.stat_result:
-    """Returns the status of an image's file.
-
-    Raises:
-        ValueError: with the reason why it can't be a sample.
-        OSError: for an error of the machine.
-    """
-    try:
-        status = os.stat(os.path.join(images, path))
-    except FileNotFoundError:
-        raise ValueError(f"not found in {images}") from None
-    except OSError as error:
-        if error.errno not in UNREADABLE:
-            raise
-        raise ValueError(f"unreadable: {error.strerror}") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("not a regular file")
-    return status
 
 
 def _boxes(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
 import threading
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from feeder.decoders.packed import CODEBOOK_NAME
 from feeder.errors import SourceError
 from feeder.shard.format.tar import Member, Refused, Seam, members_of
+from feeder.shard.source.ahead import ahead
 from feeder.shard.store.store import Entry, Store, download
 from feeder.system.files import DISK_FULL, atomic_file
 
@@ -52,14 +53,16 @@ def fetched_tars(
         store, entries, work: As :func:`open_stored_tars` takes them.
         copies: Folder for copies; None to make none.
     """
-    left = 0 if copies is None else (shutil.disk_usage(copies).free - sum(entry.size_bytes for entry in entries)) // 2
+    totals = list(itertools.accumulate(entry.size_bytes for entry in entries))
+    room_bytes = 0 if copies is None else (shutil.disk_usage(copies).free - totals[-1]) // 2
 
-    def fetch(entry: Entry, *, has_room: bool) -> str | TarMembers:
+    def fetch(tar: tuple[Entry, int]) -> str | TarMembers:
+        entry, total_bytes = tar
         if bytes(store.get(entry.key, 0, min(2, entry.size_bytes), entry.etag)) == GZIP_MAGIC:
             if work is None:
                 raise compressed_error(store.url.object(entry.key))
             return _copy(store, entry, work)
-        if copies is not None and has_room:
+        if copies is not None and total_bytes <= room_bytes:
             try:
                 with copying:
                     return _copy(store, entry, copies)
@@ -69,19 +72,9 @@ def fetched_tars(
         return _members(store, entry)
 
     copying = threading.Semaphore(_COPIES_AT_ONCE)
-    waiting: collections.deque[tuple[Entry, Future[str | TarMembers]]] = collections.deque()
-    pool = ThreadPoolExecutor(_TARS_AHEAD, thread_name_prefix="feeder-tars")
-    try:
-        for entry in entries:
-            waiting.append((entry, pool.submit(fetch, entry, has_room=entry.size_bytes <= left)))
-            left -= entry.size_bytes
-            if len(waiting) == _TARS_AHEAD:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for entry, future in waiting:
-            yield entry, future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with contextlib.closing(ahead(fetch, zip(entries, totals, strict=True), _TARS_AHEAD)) as found:
+        for (entry, _), tar in found:
+            yield entry, tar.result()
 
 
 def _copy(store: Store, entry: Entry, folder: str) -> str:
@@ -135,9 +128,6 @@ class _StoreFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._entry.size_bytes}[whence]
         self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
         return self._position
 
     def readinto(self, buffer: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import errno
 import os
 import stat
@@ -12,7 +11,6 @@ from typing import NamedTuple
 from feeder.errors import SourceError
 from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.class_folders import (
-    UNREADABLE,
     are_downloads,
     class_names,
     downloads_note,
@@ -20,19 +18,20 @@ from feeder.shard.source.class_folders import (
     unlistable,
     walk,
 )
-from feeder.shard.source.image_file import LARGE_BYTES, left_out, left_out_notes, looks_like_image
+from feeder.shard.source.image_file import LARGE_BYTES, UNREADABLE, left_out, left_out_notes, looks_like_image
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
 from feeder.shard.source.source import Source, SourceKind
 from feeder.system.text import count
 
-__all__ = ["FileStatus", "add_files", "list_tree", "members_of_photos", "note_members", "open_folder"]
+__all__ = ["ListedFile", "add_files", "add_sample", "list_tree", "note_members", "open_folder"]
 
 
-class FileStatus(NamedTuple):
-    """The part of an object's entry that a file's status has, too."""
+class ListedFile(NamedTuple):
+    """A file, relative to the source's root, with its size and modification time when it was listed."""
 
-    st_size: int
-    st_mtime_ns: int
+    path: str
+    size_bytes: int
+    mtime_ns: int
 
 
 def open_folder(
@@ -52,45 +51,47 @@ def open_folder(
         SourceError: if the folder, or one below it, can't be listed, or one in it is a shard set; if no image has one
             of the members.
     """
+    source = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
     try:
-        if not has_labels:
+        if has_labels:
+            _list_classes(source, members)
+        else:
             _refuse_sets(root, sorted(os.listdir(root)))
-            found = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
-            list_tree(found, members)
-            note_members(found, members)
-            return found
-
-        classes = class_names(root, skip_unreadable=skip_unreadable)
-        tree = Source(SourceKind.CLASS_FOLDERS, root, skip_unreadable=skip_unreadable)
-        tree.classes = classes
-        _refuse_sets(root, classes)
-
-        is_labelled = not are_downloads(root, classes)
-        if not is_labelled:
-            tree.classes = None
-            tree.notes.append(downloads_note(root, classes))
-
-        for label, name in enumerate(classes):
-            before = len(tree.table)
-            _add_class(tree, name, label if is_labelled else -1, members)
-            if is_labelled and len(tree.table) == before:
-                tree.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
-
-        if len(tree.table):
-            if advice := splits_advice(root, classes):
-                tree.notes.append(advice)
-            _list_files(tree, "", -1, "is outside the class folders")
-            note_members(tree, members)
-            return tree
-        flat = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
-        flat.rejected = tree.rejected
-        flat.unreadable_folders = tree.unreadable_folders
-        flat.left_out = tree.left_out
-        _list_files(flat, "", -1, None, members)
-        note_members(flat, members)
-        return flat
+            list_tree(source, members)
     except OSError as error:
         raise SourceError(f"{root}: can't be listed: {error.strerror}") from None
+    note_members(source, members)
+    return source
+
+
+def _list_classes(source: Source, members: Sequence[str]) -> None:
+    """Adds the files of a class-per-folder tree, or, if its subfolders hold no file, those in the folder itself.
+
+    Raises:
+        OSError, SourceError: as :func:`open_folder` does.
+    """
+    root = source.root
+    classes = class_names(root, skip_unreadable=source.skip_unreadable)
+    _refuse_sets(root, classes)
+
+    is_labelled = not are_downloads(root, classes)
+    if not is_labelled:
+        source.notes.append(downloads_note(root, classes))
+    for label, name in enumerate(classes):
+        before = len(source.table)
+        _add_class(source, name, label if is_labelled else -1, members)
+        if is_labelled and len(source.table) == before:
+            source.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
+
+    if not len(source.table):
+        source.notes.clear()
+        _list_files(source, "", -1, None, members)
+        return
+    source.kind = SourceKind.CLASS_FOLDERS
+    source.classes = classes if is_labelled else None
+    if advice := splits_advice(root, classes):
+        source.notes.append(advice)
+    _list_files(source, "", -1, "is outside the class folders")
 
 
 def _refuse_sets(root: str, names: Sequence[str]) -> None:
@@ -151,7 +152,7 @@ def _list_files(
         names = sorted(entry.name for entry in entries)
 
     folders = []
-    files: dict[str, os.stat_result] = {}
+    files: dict[str, ListedFile] = {}
 
     for name in names:
         path = os.path.join(relative, name)
@@ -166,13 +167,11 @@ def _list_files(
                 source.reject(path, "symlink loop")
             elif error.errno == errno.ENOENT and is_link:
                 source.reject(path, "broken symlink")
-            elif error.errno == errno.ENOENT:
-                raise SourceError(f"{full}: vanished while its folder was being listed; run again") from None
             elif error.errno in UNREADABLE and is_link and looks_like_image(path):
                 source.reject(path, f"unreadable: {error.strerror}")
             elif error.errno in UNREADABLE and is_link and source.skip_unreadable:
                 source.skip_folder(path, f"unreadable link: {error.strerror}")
-            elif error.errno in UNREADABLE and is_link:
+            elif error.errno == errno.ENOENT or (error.errno in UNREADABLE and is_link):
                 raise unlistable(full, error) from None
             else:  # its folder can't be searched, or the machine failed: not this file's fault
                 raise
@@ -188,44 +187,42 @@ def _list_files(
         elif refusal:
             source.reject(path, refusal, bad=looks_like_image(path))
         else:
-            files[name] = status
+            files[name] = ListedFile(path, status.st_size, status.st_mtime_ns)
 
-    add_files(source, relative, files, label, {} if members is None else members_of_photos(files, members))
+    add_files(source, files, label, members)
     return folders
 
 
-def add_files(
-    source: Source, relative: str, files: Mapping[str, os.stat_result | FileStatus], label: int, members: dict[str, str]
-) -> None:
+def add_files(source: Source, files: Mapping[str, ListedFile], label: int, members: Sequence[str] | None) -> None:
     """Adds a folder's files to the table, but for those that are members of the others' samples.
 
     Args:
         source: Takes the files.
-        relative: The folder.
-        files: Its files, sorted by name.
+        files: The folder's files, sorted by name.
         label: Their label.
-        members: Name of the field by the name of the file, for files that are members.
+        members: See :func:`list_tree`.
     """
     by_stem: dict[str, dict[str, str]] = {}
-    for name, field in members.items():
+    for name, field in _members_of_photos(files, members).items() if members is not None else ():
         by_stem.setdefault(name[: -len(field) - 1], {}).setdefault(field.lower(), name)
     taken = {name for own in by_stem.values() for name in own.values()}
-    for name, status in files.items():
-        if name in taken:
-            continue
-        parts, size, newest_ns = [], status.st_size, status.st_mtime_ns
-        own = by_stem.get(os.path.splitext(name)[0], {}) if _is_photo(name) else {}
-        for field, other in own.items():
-            beside = files[other]
-            path = os.fsencode(os.path.join(relative, other))
-            parts.append(source.table.add_file(field, path, beside.st_size))
-            size, newest_ns = size + beside.st_size, max(newest_ns, beside.st_mtime_ns)
-        source.table.add(os.fsencode(os.path.join(relative, name)), size, newest_ns, label, parts)
+    for name, file in files.items():
+        if name not in taken:
+            own = by_stem.get(os.path.splitext(name)[0], {}) if _is_photo(name) else {}
+            add_sample(source, file, label, {field: files[other] for field, other in own.items()})
     for name, field in likely_members([name for name in files if _is_photo(name) and name not in taken]).items():
-        source.likely_members.setdefault(field, []).append(os.path.join(relative, name))
+        source.likely_members.setdefault(field, []).append(files[name].path)
 
 
-def members_of_photos(files: Mapping[str, os.stat_result | FileStatus], images: Sequence[str] = ()) -> dict[str, str]:
+def add_sample(source: Source, image: ListedFile, label: int, beside: Mapping[str, ListedFile]) -> None:
+    """Adds an image to the table, with the files beside it as the fields of its sample, by name."""
+    parts = [source.table.add_file(name, os.fsencode(file.path), file.size_bytes) for name, file in beside.items()]
+    files = [image, *beside.values()]
+    size = sum(file.size_bytes for file in files)
+    source.table.add(os.fsencode(image.path), size, max(file.mtime_ns for file in files), label, parts)
+
+
+def _members_of_photos(files: Mapping[str, ListedFile], images: Sequence[str]) -> dict[str, str]:
     """Returns the field of each file that is a member of an image's sample. The label is the folder's, so ``cls`` is
     none, nor are large files, such as videos.
 
@@ -237,7 +234,7 @@ def members_of_photos(files: Mapping[str, os.stat_result | FileStatus], images: 
     endings = tuple(f".{field}" for field in fields)
     asked = {name for name in files if _is_photo(name) and name.lower().endswith(endings)} if endings else set()
     photos = [name for name in files if _is_photo(name) and name not in asked]
-    others = [name for name, status in files.items() if not _is_photo(name) and status.st_size <= LARGE_BYTES]
+    others = [name for name, file in files.items() if not _is_photo(name) and file.size_bytes <= LARGE_BYTES]
     found = member_names(photos, [*others, *asked])
     return {
         name: field
@@ -259,9 +256,7 @@ def note_members(source: Source, members: Sequence[str]) -> None:
         SourceError: if no file became one of the members that were asked for.
     """
     source.notes += left_out_notes(source.root, source.left_out)
-    counts: collections.Counter[str] = collections.Counter()
-    for fields, ids in source.table.by_fields().items() if source.table.fields else ():
-        counts.update(dict.fromkeys(fields, len(ids)))
+    counts = source.table.field_counts()
     if (missing := next((name for name in members if name.lower() not in counts), None)) is not None:
         raise SourceError(f"{source.root}: no image has a file such as NAME.{missing} beside it, as for NAME.jpg")
     if counts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 from collections.abc import Collection, Mapping
 
@@ -68,10 +67,8 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
     chosen = image_fields(samples) if asked is None else split_fields(asked)
     source.image_fields = chosen
 
-    counts: collections.Counter[str] = collections.Counter()
-    for fields, number in samples.items():
-        counts.update({field: number for field in fields if is_image_field(field) or field in chosen})
-    others = [field for field in sorted(counts) if field not in chosen]
+    counts = source.table.field_counts()
+    others = [field for field in sorted(counts) if is_image_field(field) and field not in chosen]
     if others:
         shown = others[:_MOST_LISTED]
         listed = ", ".join(f"{field!r} ({count(counts[field], 'sample')})" for field in shown)
@@ -79,7 +76,8 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
             listed += f" and {count(len(others) - len(shown), 'other')}"
         source.notes.append(
             f"{where}: several fields hold images; {_either(chosen)} is taken "
-            f"({count(sum(map(counts.__getitem__, chosen)), 'sample')}), not {listed}: --image-field chooses another"
+            f"({count(sum(counts.get(field, 0) for field in chosen), 'sample')}), not {listed}: --image-field chooses "
+            "another"
         )
 
     reasons: dict[int, str] = {}

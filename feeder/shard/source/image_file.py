@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 
 from feeder.decoders.image_header import IMAGE_EXTENSIONS
@@ -16,8 +17,11 @@ __all__ = [
     "LARGE_BYTES",
     "MAX_FILE_BYTES",
     "START_BYTES",
+    "UNREADABLE",
+    "check_length",
     "check_size",
     "check_start",
+    "file_status",
     "has_other_extension",
     "is_image_file",
     "left_out",
@@ -32,7 +36,10 @@ MAX_FILE_BYTES = 1 << 30
 
 # Smaller files are read without a check of their first bytes; photos are nearly always smaller.
 LARGE_BYTES = 16 << 20
-_NO_FILE = (errno.EACCES, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.EPERM)
+# Errors of a path. Any other, such as too many open files, a lack of memory or a lost server, is the machine's: samples
+# below the path must not be lost to it.
+UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
+_NO_FILE = UNREADABLE | {errno.EINVAL, errno.ENOENT, errno.ENOTDIR}
 START_BYTES = 12
 # First bytes of the formats that can be decoded, as Pillow knows them.
 _START = re.compile(
@@ -83,10 +90,15 @@ def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MA
         OSError: if its first bytes can't be read.
         ValueError: if it is too large, or not an image.
     """
-    if length > max_bytes:
-        raise ValueError(f"{length:,} bytes are more than the {max_bytes:,} that an image may have")
+    check_length(length, max_bytes)
     if length > LARGE_BYTES:
         check_start(os.pread(descriptor, START_BYTES, offset))
+
+
+def check_length(length: int, max_bytes: int) -> None:
+    """Raises ValueError if an image or another field is too large to be read."""
+    if length > max_bytes:
+        raise ValueError(f"{length:,} bytes are more than the {max_bytes:,} that an image or field may have")
 
 
 def check_start(head: bytes) -> None:
@@ -125,6 +137,25 @@ def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(descriptor)
+
+
+def file_status(folder: str, path: str) -> os.stat_result:
+    """Returns the status of an image's file, given by its path in a folder.
+
+    Raises:
+        ValueError: with the reason why it can't be a sample.
+        OSError: for an error of the machine.
+    """
+    try:
+        status = os.stat(os.path.join(folder, path))
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        is_missing = isinstance(error, FileNotFoundError)
+        raise ValueError(f"not found in {folder}" if is_missing else f"unreadable: {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("not a regular file")
+    return status
 
 
 def looks_like_image(path: str | bytes) -> bool:

@@ -33,8 +33,8 @@ class ImageFiles(NamedTuple):
 
     def options(self) -> str:
         """Returns the options of ``feeder shard`` that name it."""
-        options = [f"--path-column {shlex.quote(self.column)} --image-root {shlex.quote(self.root)}"]
-        return " ".join([*options, *([f"--suffix {self.suffix}"] if self.suffix else [])])
+        suffix = f" --suffix {self.suffix}" if self.suffix else ""
+        return f"--path-column {shlex.quote(self.column)} --image-root {shlex.quote(self.root)}{suffix}"
 
 
 def image_files(

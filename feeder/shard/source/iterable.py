@@ -161,7 +161,7 @@ def _encoded(value: Any, field: str, name: str) -> bytes:
             raise SourceError(f"sample {name!r}: field {field!r} can't be written as text: {error}") from None
     if field.rpartition(".")[2] == "json":
         try:
-            return json_field(value, _plain)
+            return json_field(value)
         except (TypeError, ValueError) as error:
             raise SourceError(f"sample {name!r}: field {field!r} can't be written as JSON: {error}") from None
     with contextlib.suppress(TypeError):
@@ -170,10 +170,3 @@ def _encoded(value: Any, field: str, name: str) -> bytes:
         f"sample {name!r}: field {field!r} is a {type(value).__name__}; expected bytes (encode images first), text, an "
         "integer, or JSON values in a field named json"
     )
-
-
-def _plain(value: Any) -> Any:
-    """Converts arrays, tensors and numbers of NumPy to those of JSON."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no JSON value")

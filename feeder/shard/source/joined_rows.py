@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import SourceError
+from feeder.shard.source.json_field import json_field
 from feeder.shard.source.sample_table import SampleTable, StoredField
-from feeder.shard.source.source import Source, keep_samples, repeated_paths
+from feeder.shard.source.source import Source, repeated_paths
 from feeder.shard.source.spool import Spool
-from feeder.shard.source.table_rows import json_bytes
 from feeder.system.text import count
 
 __all__ = ["join_rows"]
@@ -60,10 +60,10 @@ def join_rows(source: Source, spool: Spool, lists: Sequence[str], manifest: str)
                 )
             for column in lists:
                 whole[column] += further[column]
-        return [*parts[:-1], spool.add("json", json_bytes(whole))]
+        return [*parts[:-1], spool.add("json", json_field(whole))]
 
     if first_of:
-        keep_samples(source, joined)
+        source.table = table.kept(joined)
     source.notes.append(
         f"{manifest}: {count(len(table), 'row')} joined to {count(len(source.table), 'sample')}, with lists of "
         f"{', '.join(map(repr, lists))}"

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import base64
+import datetime
+import decimal
 import json
 import math
-from collections.abc import Callable
+import uuid
 from typing import Any
 
 __all__ = ["json_field", "without_nan"]
 
 
-def json_field(value: Any, default: Callable[[Any], Any] | None = None) -> bytes:
-    """Returns a value as JSON in UTF-8: NaN is null, an infinity is the text "inf" or "-inf", and bytes that are no
-    UTF-8 stay as they are; half of a surrogate pair is escaped.
-
-    Args:
-        value: The value.
-        default: Converts a value of a type that JSON lacks.
+def json_field(value: Any) -> bytes:
+    """Returns a value as JSON in UTF-8: NaN is null, an infinity is the text "inf" or "-inf", and text with bytes that
+    are no UTF-8 stays as it is; half of a surrogate pair is escaped. Arrays and tensors are lists, bytes base64, times
+    and decimals text.
 
     Raises:
         TypeError, ValueError: if it can't be converted, or is too deep.
     """
     try:
-        text = _dumps(value, default)
+        text = _dumps(value)
     except (RecursionError, ValueError):  # NaN, an infinity, or a value that contains itself
-        text = _dumps(without_nan(value), default)
+        text = _dumps(without_nan(value))
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -49,5 +49,16 @@ def without_nan(value: Any) -> Any:
     return value
 
 
-def _dumps(value: Any, default: Callable[[Any], Any] | None) -> str:
-    return json.dumps(value, ensure_ascii=False, default=default, allow_nan=False, separators=(",", ":"))
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_plain, allow_nan=False, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    """Converts a value of a type that JSON lacks."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if not isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)):
+        raise TypeError(f"a {type(value).__name__} is no value that JSON can hold")
+    return str(value)

@@ -160,7 +160,7 @@ class LabelColumn:
             raise SourceError(f"{self._place} holds the label {outside}; labels are 0 to 2**63-1: {self._remedy}")
         return Numbering(np.array(found, np.int64), None, None, missing + self._minus_ones, None, self._names)
 
-    def finish_whole(self, classes: Sequence[str] | None = None) -> Numbering:
+    def finish_whole(self, classes: Sequence[str] | None) -> Numbering:
         """Does the same as :meth:`finish`, but raises for odd labels, as no sample can be left out.
 
         Raises:

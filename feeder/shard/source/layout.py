@@ -78,7 +78,7 @@ class FolderLayout(NamedTuple):
         return shlex.join(places) + " --class-folders" * self.are_classes + " --no-labels" * (not self.has_labels)
 
 
-def recognized(path: str, targets: TargetSources, *, has_labels: bool = True) -> tuple[str, TargetSources, str | None]:
+def recognized(path: str, targets: TargetSources, *, has_labels: bool) -> tuple[str, TargetSources, str | None]:
     """Returns the source and the annotations or masks that a folder holds, and a line that says so; None for a folder
     that is read as it is: class folders, a flat folder or tars.
 
@@ -379,6 +379,5 @@ def _splits(root: str, folders: Sequence[str]) -> list[FolderLayout]:
     if len(splits) < 2 <= len(folders):
         splits = list(folders) if all(map(SPLIT.match, folders)) else []
     below = [os.path.join(root, name) for name in splits]
-    kind = "the split" if len(below) == 1 else "the splits"
-    kind = f"{kind} {', '.join(splits)}"
+    kind = f"the split{'s' * (len(below) > 1)} {', '.join(splits)}"
     return [way for path in below for way in layouts(path) or [FolderLayout(kind, path)]]

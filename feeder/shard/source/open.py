@@ -11,11 +11,10 @@ from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.folder import open_folder
 from feeder.shard.source.image_file import left_out
-from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.pairs import open_pairs
-from feeder.shard.source.pattern import expand_pattern
+from feeder.shard.source.pattern import expand_pattern, fixed_start
 from feeder.shard.source.remote import list_objects, open_remote_folder, split_url
-from feeder.shard.source.source import Rejection, Source
+from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES, ManifestColumns, open_manifest
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.source.tars import TAR_SUFFIXES, is_tar, open_stored_tars, open_tars
@@ -24,16 +23,7 @@ from feeder.shard.source.yolo import are_yolo, open_yolo
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import Url, is_remote, shown_place
 
-__all__ = [
-    "ManifestColumns",
-    "Rejection",
-    "Source",
-    "open_samples",
-    "open_source",
-    "overlaps_source",
-    "source_kind",
-]
-
+__all__ = ["open_source", "overlaps_source", "source_kind"]
 
 _ARCHIVES = (".zip", ".7z", ".rar")
 # With these errors the path may still be a pattern; if it is not, there is a better error for it.
@@ -66,7 +56,9 @@ def open_source(
     if targets and not members:
         if is_remote(path):
             raise SourceError(f"{split_url(path)[0]}: images with annotations or pairs must lie in local folders")
-        return _open_with_targets(path, targets, columns, work, skip_unreadable, image_field)
+        if columns != ManifestColumns() or image_field is not None:
+            raise SourceError(f"{path}: options for manifests, labels and tars don't go with annotations or pairs")
+        return _open_with_targets(path, targets, os.path.join(work, "spool"), skip_unreadable)
 
     kind, shown = source_kind(path), shown_place(path)
     option = None if kind == "manifest" else columns.only_for_manifests()
@@ -96,19 +88,9 @@ def open_source(
     return open_folder(path, members, skip_unreadable=skip_unreadable, has_labels=columns.has_labels)
 
 
-def _open_with_targets(
-    path: str,
-    targets: TargetSources,
-    columns: ManifestColumns,
-    work: str,
-    skip_unreadable: bool,
-    image_field: str | None,
-) -> Source:
-    if columns != ManifestColumns() or image_field is not None:
-        raise SourceError(f"{path}: options for manifests, labels and tars don't go with annotations or pairs")
+def _open_with_targets(path: str, targets: TargetSources, spool: str, skip_unreadable: bool) -> Source:
     if targets.annotations is None:
         return open_pairs(path, targets.pairs, targets.names, skip_unreadable=skip_unreadable)
-    spool = os.path.join(work, "spool")
     if not os.path.isdir(targets.annotations):
         masks = targets.instance_masks
         return open_coco(path, targets.annotations, spool, targets.names, instance_masks=masks)
@@ -164,7 +146,7 @@ def source_kind(path: str) -> str:
 
 def _remote_kind(path: str) -> str:
     base, query = split_url(path)
-    Url.parse(base.partition("{")[0].partition("*")[0] + query)  # raises for what is no URL, or has a secret
+    Url.parse(fixed_start(base) + query)  # raises for what is no URL, or has a secret
     if base.lower().endswith(MANIFEST_SUFFIXES):
         return "manifest"
     return "tars" if base.lower().endswith(TAR_SUFFIXES) or "{" in base or "*" in base else "prefix"
@@ -184,11 +166,11 @@ def overlaps_source(path: str, out: str) -> bool:
             return False
         base, query = split_url(path)
         is_prefix = _remote_kind(path) == "prefix"
-        base = base.partition("{")[0].partition("*")[0].rstrip("/")
+        base = fixed_start(base).rstrip("/")
         outer_url = Url.parse((base if is_prefix else base.rpartition("/")[0]) + query).identity()
         inner_url = Url.parse(out).identity()
         return inner_url == outer_url or (is_prefix and inner_url.startswith(f"{outer_url}/"))
-    folder = path if os.path.isdir(path) else os.path.dirname(path.partition("{")[0].partition("*")[0]) or "."
+    folder = path if os.path.isdir(path) else os.path.dirname(fixed_start(path)) or "."
     inner, outer = os.path.realpath(out), os.path.realpath(folder)
     return inner == outer or (os.path.isdir(path) and inner.startswith(outer.rstrip("/") + "/"))
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from feeder.errors import SourceError
-from feeder.shard.source.folder import list_tree
+from feeder.shard.source.folder import ListedFile, add_sample, list_tree
 from feeder.shard.source.image_file import left_out_notes, looks_like_image
 from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.system.files import open_regular
 
-__all__ = ["PairedFile", "Tree", "open_pairs", "paired", "read_names"]
+__all__ = ["Tree", "open_pairs", "paired", "read_names"]
 
 
 class Tree(NamedTuple):
@@ -63,17 +63,9 @@ class Tree(NamedTuple):
         return os.path.join(folder, shared)
 
 
-class PairedFile(NamedTuple):
-    """A file, relative to the folder of the images, with its size when it was listed."""
-
-    path: str
-    size_bytes: int
-    mtime_ns: int
-
-
 def paired(
     source: Source, images: Tree, others: Mapping[str, Tree], names: set[str] | None, *, are_optional: bool = False
-) -> Iterator[tuple[str, PairedFile, dict[str, PairedFile]]]:
+) -> Iterator[tuple[str, ListedFile, dict[str, ListedFile]]]:
     """Yields name, image and further files of each sample, in the images' order; rejects files without a partner.
 
     The trees may be the same folder, or one inside another: a file that is of a sample is rejected for none.
@@ -138,13 +130,8 @@ def open_pairs(
     source = Source(SourceKind.PAIRED_FILES, tree.folder, skip_unreadable=skip_unreadable)
     others = {field: Tree.of(place) for field, place in pairs}
     for _, image, files in paired(source, tree, others, read_names(names)):
-        parts = []
-        for field, file in files.items():
-            extension = os.path.splitext(file.path)[1].lower()
-            parts.append(source.table.add_file(f"{field}{extension}", os.fsencode(file.path), file.size_bytes))
-        size = image.size_bytes + sum(file.size_bytes for file in files.values())
-        newest_ns = max(image.mtime_ns, *(file.mtime_ns for file in files.values()))
-        source.table.add(os.fsencode(image.path), size, newest_ns, -1, parts)
+        fields = {f"{name}{os.path.splitext(file.path)[1].lower()}": file for name, file in files.items()}
+        add_sample(source, image, -1, fields)
     return source
 
 
@@ -165,7 +152,7 @@ def read_names(path: str | None) -> set[str] | None:
 
 def _listed(
     source: Source, tree: Tree, names: set[str] | None, rejected: dict[str, Rejection]
-) -> list[tuple[str, PairedFile]]:
+) -> list[tuple[str, ListedFile]]:
     """Returns the files of a tree by the name that they share with their partners. Of files of one name images come
     first, and the others are added to ``rejected``, by path."""
     listing = Source(source.kind, tree.folder, skip_unreadable=source.skip_unreadable)
@@ -175,14 +162,14 @@ def _listed(
     for rejection in listing.rejected:
         path = _relative(source, tree, rejection.path)
         rejected[path] = rejection._replace(path=path)
-    found: dict[str, PairedFile] = {}
-    mtimes = listing.table.columns()["mtimes"]
+    found: dict[str, ListedFile] = {}
+    mtimes = listing.table.mtimes()
     for i in range(len(listing.table)):
         inside = os.fsdecode(listing.table.path(i))
         path, key = _relative(source, tree, inside), tree.key(inside)
         if names is not None and key not in names:
             continue
-        file = PairedFile(path, listing.table.size(i), int(mtimes[i]))
+        file = ListedFile(path, listing.table.size(i), int(mtimes[i]))
         if key is None:
             reason = f"is not named {tree.prefix}*{tree.suffix or tree.extension}"
             rejected[path] = Rejection(path, reason, bad=False)

@@ -10,7 +10,12 @@ import braceexpand
 from feeder.errors import SourceError
 from feeder.shard.source.class_folders import unlistable
 
-__all__ = ["expand_pattern"]
+__all__ = ["expand_pattern", "fixed_start"]
+
+
+def fixed_start(pattern: str) -> str:
+    """Returns the start of a brace pattern or a glob that all matches have; a plain path as it is."""
+    return pattern.partition("{")[0].partition("*")[0]
 
 
 def expand_pattern(pattern: str) -> list[str]:

@@ -14,8 +14,15 @@ import braceexpand
 from feeder.errors import ChangedError, NotFoundError, SourceError
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.source.class_folders import splits_advice
-from feeder.shard.source.folder import FileStatus, add_files, members_of_photos, note_members
-from feeder.shard.source.image_file import LARGE_BYTES, START_BYTES, check_start, left_out, looks_like_image
+from feeder.shard.source.folder import ListedFile, add_files, note_members
+from feeder.shard.source.image_file import (
+    LARGE_BYTES,
+    START_BYTES,
+    check_length,
+    check_start,
+    left_out,
+    looks_like_image,
+)
 from feeder.shard.source.sample_table import OWN_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind
 from feeder.shard.store.open_store import open_store
@@ -35,53 +42,45 @@ class RemoteSource(Source):
         store: The store; the table's paths are keys in it.
     """
 
+    is_remote = True
+
     def __init__(self, kind: SourceKind, store: Store) -> None:
         super().__init__(kind, str(store.url))
         self.store = store
-        self._entries: dict[str, Entry] = {}  # by the path of the container
-        self._copies: dict[str, str] = {}  # local files that have the same bytes, by the path of the container
 
     def __getstate__(self) -> dict[str, Any]:
-        needed = {each.path: self._entries[each.path] for each in self.containers if each.path in self._entries}
-        return {**self.__dict__, "store": self.store.url.anywhere(), "_entries": needed, "_copies": {}}
+        containers = [each._replace(copy=None) for each in self.containers]
+        return {**self.__dict__, "store": self.store.url.anywhere(), "containers": containers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, store=open_store(state["store"]))
 
-    @property
-    def is_remote(self) -> bool:
-        return True
-
-    def add_object(self, entry: Entry, copy: str | None = None) -> int:
-        """Registers an object that holds many samples and returns its number.
+    def add_object(self, entry: Entry, copy: str | None = None) -> None:
+        """Registers an object that holds many samples.
 
         Args:
             entry: The object.
             copy: A local file with its bytes, which samples are read from; None for the object itself.
         """
         path = str(self.store.url.joined(entry.key))
-        self.containers.append(Container(path, entry.size_bytes, entry.modified_ns))
-        self._entries[path] = entry
-        if copy is not None:
-            self._copies[path] = copy
-        return len(self.containers) - 1
+        self.containers.append(Container(path, entry.size_bytes, entry.modified_ns, entry=entry, copy=copy))
 
     def objects(self) -> list[Entry]:
         """Returns the objects that hold many samples, by container."""
-        return [self._entries[container.path] for container in self.containers]
+        return [each.entry for each in self.containers if each.entry is not None]
 
     @contextlib.contextmanager
     def copied(self, container: int) -> Iterator[str]:
-        if self.containers[container].path in self._copies:
-            yield self._local_path(container)
+        listed = self.containers[container]
+        if listed.copy or listed.entry is None:
+            yield listed.copy or listed.path
             return
         with tempfile.TemporaryDirectory(prefix="feeder-tar-") as folder:
-            path = os.path.join(folder, "copy")
-            listed = self.containers[container]
-            download(self.store, self._entries[listed.path], path)
-            self.containers[container] = listed._replace(path=path)
+            copy = os.path.join(folder, "copy")
+            download(self.store, listed.entry, copy)
+            self.containers[container] = listed._replace(copy=copy)
             try:
-                yield path
+                yield copy
             finally:
                 self.close()
                 self.containers[container] = listed
@@ -97,46 +96,36 @@ class RemoteSource(Source):
         if end - start > needed + _GAP_BYTES or needed > self.max_file_bytes:
             return super().read(i)
         for part in parts:
-            self._check_part(part)
-        data = self._get(entry.key, start, end, entry)
+            check_length(part.length, self.max_file_bytes)
+        data = self._get(entry, start, end)
         return [(part.field or None, data[part.offset - start :][: part.length]) for part in parts]
 
     def read_part(self, part: StoredField) -> bytes:
         entry = self._entry(part.container)
         if entry is None:
             return super().read_part(part)
-        self._check_part(part)
-        return self._get(entry.key, part.offset, part.offset + part.length, entry)
+        check_length(part.length, self.max_file_bytes)
+        return self._get(entry, part.offset, part.offset + part.length)
 
     def _entry(self, container: int) -> Entry | None:
         """Returns the object that is a container, and must be read from the store; None if it is none."""
-        path = "" if container == OWN_FILE else self.containers[container].path
-        return None if path in self._copies else self._entries.get(path)
-
-    def _local_path(self, container: int) -> str:
-        path = self.containers[container].path
-        return self._copies.get(path, path)
-
-    def _check_part(self, part: StoredField) -> None:
-        if part.length > self.max_file_bytes:
-            raise ValueError(f"{part.length:,} bytes are more than the {self.max_file_bytes:,} that a field may have")
+        found = None if container == OWN_FILE else self.containers[container]
+        return None if found is None or found.copy else found.entry
 
     def _read_file(self, path: bytes, size: int) -> bytes:
-        key = os.fsdecode(path)
-        entry = Entry(key, size)
-        if size > self.max_file_bytes:
-            raise ValueError(f"{size:,} bytes are more than the {self.max_file_bytes:,} that an image may have")
+        entry = Entry(os.fsdecode(path), size)
+        check_length(size, self.max_file_bytes)
         if size > LARGE_BYTES:
-            check_start(self._get(key, 0, START_BYTES, entry))
-        return self._get(key, 0, size, entry)
+            check_start(self._get(entry, 0, START_BYTES))
+        return self._get(entry, 0, size)
 
-    def _get(self, key: str, start: int, end: int, entry: Entry) -> bytes:
+    def _get(self, entry: Entry, start: int, end: int) -> bytes:
         try:
-            return bytes(self.store.get(key, start, end, entry.etag, size_bytes=entry.size_bytes))
+            return bytes(self.store.get(entry.key, start, end, entry.etag, size_bytes=entry.size_bytes))
         except (NotFoundError, ChangedError):
             raise SourceError(
-                f"{self.store.url.object(key)}: vanished or changed while it was being sharded; leave the source alone "
-                "and run into a new --out"
+                f"{self.store.url.object(entry.key)}: vanished or changed while it was being sharded; leave the source "
+                "alone and run into a new --out"
             ) from None
 
 
@@ -196,10 +185,10 @@ def named_objects(pattern: str, suffixes: tuple[str, ...]) -> tuple[Store, list[
     return store, entries
 
 
-def folders_of(entries: Iterable[Entry]) -> tuple[dict[str, dict[str, FileStatus]], dict[str, str]]:
+def folders_of(entries: Iterable[Entry]) -> tuple[dict[str, dict[str, ListedFile]], dict[str, str]]:
     """Returns the files of each folder of a listing, by folder and name, and the paths that are left out, with the kind
     of each, see :func:`left_out`."""
-    folders: dict[str, dict[str, FileStatus]] = {}
+    folders: dict[str, dict[str, ListedFile]] = {}
     skipped: dict[str, str] = {}
 
     for entry in entries:
@@ -213,18 +202,16 @@ def folders_of(entries: Iterable[Entry]) -> tuple[dict[str, dict[str, FileStatus
         if kind:
             skipped[path] = kind
         else:
-            folders.setdefault("/".join(above), {})[name] = FileStatus(entry.size_bytes, entry.modified_ns)
+            folders.setdefault("/".join(above), {})[name] = ListedFile(entry.key, entry.size_bytes, entry.modified_ns)
 
     for folder in folders:  # markers of folders, as some tools make them, are no files
         parent, _, name = folder.rpartition("/")
-        if name in folders.get(parent, ()) and not folders[parent][name].st_size:
+        if name in folders.get(parent, ()) and not folders[parent][name].size_bytes:
             del folders[parent][name]
     return folders, skipped
 
 
-def open_remote_folder(
-    store: Store, entries: Sequence[Entry], members: Sequence[str] = (), *, has_labels: bool = True
-) -> Source:
+def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence[str], *, has_labels: bool) -> Source:
     """Lists a class-per-folder tree or a flat folder in a store as :func:`open_folder` lists a local one.
 
     Args:
@@ -247,17 +234,14 @@ def open_remote_folder(
         raise SourceError(f"{store.url.object(shards)}: is a shard set of feeder, not a class; move it elsewhere")
 
     labels = {name: label for label, name in enumerate(classes)}
+    outside = folders.pop("", {}) if classes else {}
     for folder in sorted(folders, key=lambda folder: folder.split("/")):
         files = dict(sorted(folders[folder].items()))
-        if classes and not folder:
-            continue
-        add_files(source, folder, files, labels.get(folder.partition("/")[0], -1), members_of_photos(files, members))
-
-    if classes:
-        for name in sorted(folders.get("", ())):
-            source.reject(name, "is outside the class folders", bad=looks_like_image(name))
-        if advice := splits_advice(source.root, classes):
-            source.notes.append(advice)
+        add_files(source, files, labels.get(folder.partition("/")[0], -1), members)
+    for name in sorted(outside):
+        source.reject(name, "is outside the class folders", bad=looks_like_image(name))
+    if advice := splits_advice(source.root, classes):
+        source.notes.append(advice)
 
     note_members(source, members)
     return source

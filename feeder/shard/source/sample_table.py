@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feeder.system.arrays import AnyArray, Float32s, Int64s
+from feeder.system.arrays import Float32s, Int64s
 
 __all__ = ["NO_FILE", "OWN_FILE", "SampleTable", "StoredField"]
 
@@ -114,9 +114,26 @@ class SampleTable:
         """Path of a file that :meth:`add_file` has taken."""
         return bytes(self._files[offset : self._files.index(b"\0", offset)])
 
-    def files_of(self, other: SampleTable) -> None:
-        """Takes over the files of another table, whose samples this one will have."""
-        self._files = other._files
+    def kept(self, parts_of: Callable[[int], Sequence[StoredField] | None]) -> SampleTable:
+        """Returns a table of some of the samples, with the same files beside them.
+
+        Args:
+            parts_of: Returns the parts of a sample from now on; None to leave it out. Called once for each, in order.
+        """
+        found = SampleTable()
+        found.targets = self.targets
+        found._files = self._files
+        for i in range(len(self)):
+            parts = parts_of(i)
+            if parts is not None:
+                size = self.size(i) + sum(part.length for part in parts) - sum(part.length for part in self.parts(i))
+                found._take(self, i, size, parts)
+        return found
+
+    def _take(self, other: SampleTable, i: int, size: int, parts: Sequence[StoredField]) -> None:
+        """Adds sample ``i`` of another table, with another size and other parts."""
+        row = other.row(i) if other.is_numbered else None
+        self.add(other.path(i), size, other._mtimes[i], other.label(i), parts, other.target(i), row)
 
     def path(self, i: int) -> bytes:
         """Path of sample ``i``."""
@@ -148,30 +165,16 @@ class SampleTable:
         found = SampleTable()
         found.fields = dict(self.fields)
         found.targets = self.targets
-        starts, places = _gathered(self._path_starts, ids)
-        found._path_starts = array("q", starts.tobytes())
-        found._paths = bytearray(np.frombuffer(self._paths, np.uint8)[places].tobytes())
-        for name in ("_sizes", "_mtimes", "_labels", *(("_rows",) if self.is_numbered else ())):
-            setattr(found, name, _taken(getattr(self, name), ids))
-        if self.targets:
-            targets = np.frombuffer(self._target, np.float32).reshape(-1, len(self.targets))
-            found._target = array("f", targets[ids].tobytes())
-
-        starts, places = _gathered(self._part_starts, ids)
-        found._part_starts = array("q", starts.tobytes())
-        for name in ("_part_fields", "_part_containers", "_part_offsets", "_part_lengths"):
-            setattr(found, name, _taken(getattr(self, name), places))
-
-        containers = np.frombuffer(found._part_containers, np.int32)
-        used = np.unique(containers[containers != OWN_FILE])
-        for k, container in enumerate(containers.tolist()):
-            if container == OWN_FILE:
-                path = self.file(found._part_offsets[k])
-                found._part_offsets[k] = found.add_file("", path, found._part_lengths[k]).offset
-        shared = containers != OWN_FILE
-        renumbered = np.where(shared, np.searchsorted(used, containers), OWN_FILE).astype(np.int32)
-        found._part_containers = array("i", renumbered.tobytes())
-        return found, used.tolist()
+        used: dict[int, int] = {}
+        for i in ids.tolist():
+            parts = []
+            for part in self.parts(i):
+                if part.container == OWN_FILE:
+                    parts.append(found.add_file(part.field, self.file(part.offset), part.length))
+                else:
+                    parts.append(part._replace(container=used.setdefault(part.container, len(used))))
+            found._take(self, i, self.size(i), parts)
+        return found, list(used)
 
     def move_parts(self, container: int, read: Callable[[int, int], bytes]) -> bytes:
         """Copies the fields in a container to one that has nothing else, and returns its bytes.
@@ -211,26 +214,27 @@ class SampleTable:
     def by_fields(self) -> dict[frozenset[str], array[int]]:
         """Samples by the names of their fields."""
         names = list(self.fields)
-        found: dict[bytes, array[int]] = {}
-        for i in range(len(self)):
-            fields = self._part_fields[self._part_starts[i] : self._part_starts[i + 1]].tobytes()
-            found.setdefault(fields, array("q")).append(i)
         groups: dict[frozenset[str], array[int]] = {}
-        for fields, ids in found.items():  # the same fields may come in several orders
-            groups.setdefault(frozenset(names[k] for k in array("H", fields)), array("q")).extend(ids)
+        for i in range(len(self)):
+            fields = self._part_fields[self._part_starts[i] : self._part_starts[i + 1]]
+            groups.setdefault(frozenset(map(names.__getitem__, fields)), array("q")).append(i)
         return groups
+
+    def field_counts(self) -> dict[str, int]:
+        """Number of samples with each field, by name."""
+        numbers = np.frombuffer(self._part_fields, np.uint16)
+        return dict(zip(self.fields, np.bincount(numbers, minlength=len(self.fields)).tolist(), strict=True))
 
     def relabel(self, mapping: Int64s) -> None:
         """Replaces each label l >= 0 by ``mapping[l]``."""
-        labels = np.frombuffer(self._labels, np.int64)
+        labels = self.labels()
         for start in range(0, len(labels), _CHUNK):  # a mask of all would take much memory
             chunk = labels[start : start + _CHUNK]
             chunk[chunk >= 0] = mapping[chunk[chunk >= 0]]
 
     def set_targets(self, names: Sequence[str], numbers: Float32s) -> None:
         """Gives all samples numbers in place of labels: float32 [N, K], a column for each name."""
-        labels = np.frombuffer(self._labels, np.int64)
-        labels[:] = -1
+        self.labels()[:] = -1
         self.targets = tuple(names)
         self._target = array("f", numbers.tobytes())
 
@@ -238,38 +242,21 @@ class SampleTable:
         """Bytes of every sample, int64 [N]; a view."""
         return np.frombuffer(self._sizes, np.int64)
 
-    def columns(self) -> dict[str, AnyArray]:
-        """Columns that identify the samples, as views."""
-        numbers = {
-            "path_starts": self._path_starts,
-            "sizes": self._sizes,
-            "mtimes": self._mtimes,
-            "labels": self._labels,
-        }
-        columns: dict[str, AnyArray] = {"paths": np.frombuffer(self._paths, np.uint8)}
-        return columns | {name: np.frombuffer(values, np.int64) for name, values in numbers.items()}
+    def mtimes(self) -> Int64s:
+        """Modification time of every sample, int64 [N], ns since 1970, NO_FILE for a part; a view."""
+        return np.frombuffer(self._mtimes, np.int64)
+
+    def labels(self) -> Int64s:
+        """Label of every sample, int64 [N], -1 for none; a view."""
+        return np.frombuffer(self._labels, np.int64)
 
     def digest(self) -> str:
         """SHA-256 of paths, sizes, labels and targets. Without times, so that a copy of the dataset has the same."""
         digest = hashlib.sha256()
-        for name in ("paths", "path_starts", "sizes", "labels"):
-            digest.update(np.ascontiguousarray(self.columns()[name]).data)
+        for column in (self._paths, self._path_starts, self._sizes, self._labels):
+            digest.update(column)
         if self.targets:
             digest.update(json.dumps(self.targets).encode() + self._target.tobytes())
         if self._files:
             digest.update(self._files)
         return digest.hexdigest()
-
-
-def _taken(column: array[int], ids: Int64s) -> array[int]:
-    """Returns these rows of a column."""
-    values = np.frombuffer(column, np.dtype(column.typecode)) if len(column) else np.empty(0, column.typecode)
-    return array(column.typecode, values[ids].tobytes())
-
-
-def _gathered(starts: array[int], ids: Int64s) -> tuple[Int64s, Int64s]:
-    """Returns the starts of these rows when they lie one after another, and the place of each of their values now."""
-    before = np.frombuffer(starts, np.int64)
-    lengths = before[ids + 1] - before[ids]
-    after = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return after, np.repeat(before[ids] - after[:-1], lengths) + np.arange(after[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 __all__ = ["are_worth_a_word", "likely_members", "member_names"]
 
@@ -23,15 +23,8 @@ def member_names(images: Iterable[str], others: Iterable[str]) -> dict[str, str]
         The field of each file that belongs to an image, by the file's name.
     """
     stems = {os.path.splitext(image)[0] for image in images}
-    found = {}
-    for name in others:
-        stem = name
-        while "." in stem:
-            stem = stem.rpartition(".")[0]
-            if stem in stems:
-                found[name] = name[len(stem) + 1 :]
-                break
-    return {name: field for name, field in found.items() if field.isascii() and field.isprintable() and field}
+    fields = {name: _field(name, name, stems) for name in others}
+    return {name: field for name, field in fields.items() if field and field.isascii() and field.isprintable()}
 
 
 def likely_members(images: Sequence[str]) -> dict[str, str]:
@@ -52,12 +45,8 @@ def likely_members(images: Sequence[str]) -> dict[str, str]:
         stem, extension = os.path.splitext(name)
         if stems[stem] > 1 and extension.lower() == ".png":
             found[name] = extension[1:]
-            continue
-        while "." in stem:
-            stem = stem.rpartition(".")[0]
-            if stem in stems:
-                found[name] = name[len(stem) + 1 :]
-                break
+        elif field := _field(name, stem, stems):
+            found[name] = field
     return found
 
 
@@ -73,3 +62,12 @@ def are_worth_a_word(field: str, count: int, images: int) -> bool:
         images: Number of all images.
     """
     return field.lower().endswith("png") or 3 * count >= images
+
+
+def _field(name: str, stem: str, stems: Container[str]) -> str:
+    """Returns what a file's name has after the longest of some stems that is shorter than ``stem``; "" if none is."""
+    while "." in stem:
+        stem = stem.rpartition(".")[0]
+        if stem in stems:
+            return name[len(stem) + 1 :]
+    return ""

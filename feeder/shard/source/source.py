@@ -8,16 +8,17 @@ import enum
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import SourceError
-from feeder.shard.source.image_file import MAX_FILE_BYTES, check_size, read_image
+from feeder.shard.source.image_file import MAX_FILE_BYTES, check_length, check_size, read_image
 from feeder.shard.source.labels import Numbering
 from feeder.shard.source.sample_table import OWN_FILE, SampleTable, StoredField
+from feeder.shard.store.store import Entry
 from feeder.shard.store.url import is_remote
 from feeder.system.arrays import Int64s
 from feeder.system.files import open_regular
@@ -29,7 +30,6 @@ __all__ = [
     "Source",
     "SourceKind",
     "drop_duplicates",
-    "keep_samples",
     "reject_samples",
     "repeated_paths",
 ]
@@ -53,15 +53,24 @@ class Rejection(NamedTuple):
 
 
 class Container(NamedTuple):
-    """A file that holds many samples, with its size and modification time when the source was listed.
+    """A file that holds many samples.
 
-    Of a scratch file these are its original's, or zeros; its folder may be another one in each run.
+    Attributes:
+        path: The file, or the URL of an object.
+        size_bytes, mtime_ns: When the source was listed; of a scratch file its original's, or zeros.
+        is_scratch: True for a file whose folder may be another one in each run.
+        data: What :meth:`Source.take_in` has copied of it.
+        entry: For an object: its entry.
+        copy: For an object: a local file with its bytes, which samples are read from.
     """
 
     path: str
     size_bytes: int
     mtime_ns: int
     is_scratch: bool = False
+    data: bytes | None = None
+    entry: Entry | None = None
+    copy: str | None = None
 
 
 class SourceKind(str, enum.Enum):
@@ -82,6 +91,7 @@ class Source:
     """A dataset to be sharded: a table of its samples, and the bytes of each.
 
     Attributes:
+        is_remote: True if reading a sample takes a request over the network.
         kind: The kind.
         root: Folder that the table's paths are relative to.
         classes: Class names by label; None where labels are plain numbers or missing.
@@ -99,6 +109,8 @@ class Source:
         max_file_bytes: Larger images and other fields are not read.
         content_digest: SHA-256 of the spooled fields, hexadecimal; empty if nothing was spooled.
     """
+
+    is_remote = False
 
     def __init__(self, kind: SourceKind, root: str, *, skip_unreadable: bool = False) -> None:
         self.kind = kind
@@ -119,11 +131,6 @@ class Source:
         self.content_digest = ""
         self._descriptors: dict[int, int] = {}
 
-    @property
-    def is_remote(self) -> bool:
-        """True if reading a sample takes a request over the network."""
-        return False
-
     def digest(self) -> str:
         """SHA-256 of paths, sizes, labels, class names and spooled fields. Without times, so that a copy of the dataset
         has the same."""
@@ -140,12 +147,11 @@ class Source:
         Returns:
             Reason for the rejection, by sample, for those whose label is odd.
         """
-        codes = self.table.columns()["labels"]
+        codes = self.table.labels()
         odd = {
             i: f"its label {found.odd[int(codes[i])]!r} is not a number, unlike nearly all others"
             for i in np.flatnonzero(np.isin(codes, list(found.odd))).tolist()
         }
-        del codes
         if odd:
             self.notes.append(
                 f"{count(len(odd), 'sample')} rejected, as the label is not a number, unlike nearly all others: "
@@ -172,11 +178,10 @@ class Source:
         self.unreadable_folders += 1
         self.reject(path, reason, bad=False)
 
-    def add_container(self, path: str) -> int:
-        """Registers a file that holds many samples and returns its number."""
+    def add_container(self, path: str) -> None:
+        """Registers a file that holds many samples."""
         status = os.stat(path)
         self.containers.append(Container(path, status.st_size, status.st_mtime_ns))
-        return len(self.containers) - 1
 
     @contextlib.contextmanager
     def copied(self, container: int) -> Iterator[str]:
@@ -197,12 +202,11 @@ class Source:
         """
         found = copy.copy(self)
         found.table, used = self.table.rows(ids)
-        found.containers = [self.containers[number] for number in used]
         if not self.is_remote:
             found.root = os.path.abspath(self.root)
         found.containers = [
             container if is_remote(container.path) else container._replace(path=os.path.abspath(container.path))
-            for container in found.containers
+            for container in (self.containers[number] for number in used)
         ]
         found.classes = None
         found.rejected = []
@@ -212,30 +216,14 @@ class Source:
         found._descriptors = {}
         return found
 
-    def take_out(self, folder: str) -> dict[int, bytes]:
-        """Copies the fields that are in containers below a folder, so that they can be read where it is not.
-
-        Returns:
-            The bytes of each of these containers from now on, by number; :meth:`put_back` takes them.
-        """
+    def take_in(self, folder: str) -> None:
+        """Copies the fields in containers below a folder to memory, to be read where the folder is not."""
         inside = os.path.join(os.path.abspath(folder), "")
-        found: dict[int, bytes] = {}
         for number, container in enumerate(self.containers):
             if container.path.startswith(inside):
                 with open(container.path, "rb", opener=open_regular) as file:
-                    found[number] = self.table.move_parts(
-                        number, lambda offset, length: os.pread(file.fileno(), length, offset)
-                    )
-                self.containers[number] = Container("", len(found[number]), 0)
-        return found
-
-    def put_back(self, contents: Mapping[int, bytes], folder: str) -> None:
-        """Writes the bytes of containers, see :meth:`take_out`, to files in a folder."""
-        for number, data in contents.items():
-            path = os.path.join(folder, f"fields-{number}")
-            with open(path, "wb") as file:
-                file.write(data)
-            self.containers[number] = Container(path, len(data), 0)
+                    data = self.table.move_parts(number, lambda offset, length: os.pread(file.fileno(), length, offset))
+                self.containers[number] = Container("", len(data), 0, data=data)
 
     def missing_path(self) -> str | None:
         """Returns a folder or file of the source that this machine does not have; None if it has all."""
@@ -283,10 +271,13 @@ class Source:
                 raise ValueError(f"its {part.field}: {error}") from None
         container = self.containers[part.container]
         descriptor = self._descriptors.get(part.container)
-        if descriptor is not None:
+        check_length(part.length, self.max_file_bytes)
+        if container.data is not None:
+            data = container.data[part.offset : part.offset + part.length]
+        elif descriptor is not None:
             data = self._pread(descriptor, part)
         else:
-            opened = open_regular(self._local_path(part.container))
+            opened = open_regular(container.copy or container.path)
             kept = False
             try:
                 data = self._pread(opened, part)
@@ -300,17 +291,11 @@ class Source:
             raise _changed(container.path, f"{part.length} bytes at byte {part.offset}", f"{len(data)}")
         return data
 
-    def _local_path(self, container: int) -> str:
-        """Path of the file that has the bytes of a container."""
-        return self.containers[container].path
-
     def _pread(self, descriptor: int, part: StoredField) -> bytes:
         path = self.containers[part.container].path
         try:
             if not part.field or is_image_field(part.field):
                 check_size(descriptor, part.offset, part.length, max_bytes=self.max_file_bytes)
-            elif part.length > self.max_file_bytes:
-                raise ValueError(f"field {part.field!r} has {part.length:,} bytes, more than {self.max_file_bytes:,}")
             return os.pread(descriptor, part.length, part.offset)
         except MemoryError:
             place = f"{part.length:,} bytes at byte {part.offset}"
@@ -371,27 +356,7 @@ def reject_samples(source: Source, reasons: Mapping[int, str]) -> None:
     table = source.table
     for i in sorted(reasons):
         source.reject(table.path(i), reasons[i])
-    keep_samples(source, lambda i: None if i in reasons else table.parts(i))
-
-
-def keep_samples(source: Source, parts_of: Callable[[int], Sequence[StoredField] | None]) -> None:
-    """Removes samples from the table, and replaces the parts of others.
-
-    Args:
-        source: The source.
-        parts_of: Returns the parts of a sample from now on; None for one to remove. Called once for each, in order.
-    """
-    table, kept = source.table, SampleTable()
-    kept.targets = table.targets
-    kept.files_of(table)
-    columns = table.columns()
-    for i in range(len(table)):
-        parts = parts_of(i)
-        if parts is not None:
-            row = table.row(i) if table.is_numbered else None
-            size = table.size(i) + sum(part.length for part in parts) - sum(part.length for part in table.parts(i))
-            kept.add(table.path(i), size, int(columns["mtimes"][i]), table.label(i), parts, table.target(i), row)
-    source.table = kept
+    source.table = table.kept(lambda i: None if i in reasons else table.parts(i))
 
 
 def _hash64(data: bytes) -> int:

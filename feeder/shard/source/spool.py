@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from types import TracebackType
+from typing import Any
 
 from feeder.shard.source.sample_table import StoredField
 from feeder.shard.source.source import Container, Source
@@ -26,7 +26,6 @@ class Spool:
         self._hash = hashlib.sha256()
         self._size = 0
         self._container = len(source.containers)
-        self._descriptor: int | None = None
         self._writing = atomic_file(path)
         source.containers.append(Container(path, 0, 0, is_scratch=True))
 
@@ -34,12 +33,8 @@ class Spool:
         self._file = self._writing.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._writing.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._writing.__exit__(*error)
         self._source.content_digest = self._hash.hexdigest()
 
     def add(self, field: str, data: bytes) -> StoredField:
@@ -52,7 +47,6 @@ class Spool:
 
     def read(self, part: StoredField) -> bytes:
         """Reads the bytes of a field that was appended before."""
-        if self._descriptor is None:
-            self._descriptor = os.open(self._file.name, os.O_RDONLY)
         self._file.flush()
-        return os.pread(self._descriptor, part.length, part.offset)
+        with open(self._file.name, "rb", buffering=0) as file:
+            return os.pread(file.fileno(), part.length, part.offset)

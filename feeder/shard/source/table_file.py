@@ -6,35 +6,36 @@ import base64
 import binascii
 import contextlib
 import csv
-import errno
 import itertools
 import os
+import posixpath
 import shlex
-import stat
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from feeder.errors import ArgumentError, ChoiceError, NotFoundError, SourceError
-from feeder.shard.source.class_folders import UNREADABLE
+from feeder.shard.source.ahead import ahead
+from feeder.shard.source.image_file import MAX_FILE_BYTES, file_status
 from feeder.shard.source.image_files import ImageFiles, folders_beside, image_files
 from feeder.shard.source.joined_rows import join_rows
+from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.pattern import expand_pattern
-from feeder.shard.source.remote import RemoteSource, named_objects, split_url
-from feeder.shard.source.row_images import looked_up
+from feeder.shard.source.remote import RemoteSource, named_objects
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
-from feeder.shard.source.table_rows import Row, column_classes, json_bytes, table_rows
+from feeder.shard.source.table_rows import Row, column_classes, table_rows
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Entry, Store, download
-from feeder.shard.store.url import is_remote
+from feeder.shard.store.url import is_remote, shown_place
 from feeder.system.files import DISK_FULL
 from feeder.system.text import count
 
@@ -46,6 +47,7 @@ _IMAGES = ("image_bytes", "bytes", "image", "jpg", "jpeg", "png")
 _IDS = ("id", "image_id", "id_code", "image_name", "name", "image")
 _LABELS = ("label", "class", "cls", "target", "class_name")
 _SNIFFED_ROWS = 100
+_REQUESTS = 32  # at once
 _SHOWN_COLUMNS = 3
 _FAILED = ("failed_to_download", "failed_to_resize")  # in img2dataset's column "status"
 
@@ -112,14 +114,10 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     Raises:
         SourceError: if the manifest can't be read as a whole, has no column for images, or URLs in it.
     """
-    url = path if is_remote(path) else None
     tables = _Tables(path, os.path.dirname(spool_path))
-    root_url = columns.root if is_remote(columns.root or "") else url if columns.root is None else None
     source: Source
-    there = None
-    if root_url is not None:
-        there = open_store(columns.root or tables.store.url)
-        source = RemoteSource(SourceKind.MANIFEST, there)
+    if is_remote(path if columns.root is None else columns.root):
+        source = RemoteSource(SourceKind.MANIFEST, open_store(columns.root or tables.store.url))
     else:
         root = os.path.abspath(os.path.dirname(os.path.abspath(path)) if columns.root is None else columns.root)
         if not os.path.isdir(root):
@@ -128,19 +126,21 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
             )
         source = Source(SourceKind.MANIFEST, root)
     tables.add_to(source)
-    shown = split_url(url)[0] if url is not None else path
+    shown = shown_place(path)
     with Spool(source, spool_path) as spool:
         listing = _Listing(source, spool, shown, columns, tables)
         try:
-            rows = enumerate(listing.rows(), 1)
-            first = list(itertools.islice(rows, _SNIFFED_ROWS))
+            later = enumerate(listing.rows(), 1)
+            first = list(itertools.islice(later, _SNIFFED_ROWS))
             listing.resolve([row for _, row in first if isinstance(row, dict)])
-            with contextlib.closing(looked_up(there, itertools.chain(first, rows), listing.path_of)) as found:
-                for number, row, image in found:
-                    if isinstance(row, str):
-                        source.reject(listing.place(number), row)
-                    else:
-                        listing.add(number, row, image)
+            rows = itertools.chain(first, later)
+            if isinstance(source, RemoteSource):
+                with contextlib.closing(ahead(partial(listing.look_up, source.store), rows, _REQUESTS)) as found:
+                    for row, image in found:
+                        listing.add(*row, image)
+            else:
+                for row in rows:
+                    listing.add(*row)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
@@ -211,6 +211,7 @@ class _Tables:
         return text
 
 
+@dataclass(eq=False)
 class _Unusable(Exception):
     """A row that can't be a sample.
 
@@ -220,11 +221,9 @@ class _Unusable(Exception):
         is_bad: False for a row that never had an image.
     """
 
-    def __init__(self, reason: str, path: str | None = None, *, is_bad: bool = True) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.path = path
-        self.is_bad = is_bad
+    reason: str
+    path: str | None = None
+    is_bad: bool = True
 
 
 class _Listing:
@@ -261,8 +260,7 @@ class _Listing:
         for path in self._paths:
             self._starts.append(number)
             with self._tables.copied(path):
-                for row in table_rows(path, self._source.notes):
-                    number += 1
+                for number, row in enumerate(table_rows(path, self._source.notes), self._starts[-1] + 1):
                     if number == self._starts[-1] + 1:
                         self._take_classes(path)
                     yield row
@@ -278,29 +276,37 @@ class _Listing:
         file = bisect_right(self._starts, number - 1) - 1
         return f"{os.path.basename(self._paths[file])}#{number - self._starts[file]}"
 
-    def path_of(self, number: int, row: Row | str) -> str | None:
-        """Returns the path of a row's image, if that is a file of its own."""
-        if isinstance(row, str) or self._columns.image or not self._columns.path:
+    def look_up(self, store: Store, row: tuple[int, Row | str]) -> Entry | None:
+        """Returns the entry of a row's image in a store, if that is an object of its own."""
+        number, values = row
+        if isinstance(values, str) or self._columns.image or not self._columns.path:
             return None
-        with contextlib.suppress(_Unusable):
-            return self._checked_path(number, row.get(self._columns.path))
-        return None
+        path = self._checked_path(number, values.get(self._columns.path))
+        try:
+            entry = store.size(posixpath.normpath(path))
+        except NotFoundError as error:  # any other is the store's fault, not this row's
+            raise _Unusable(str(error), path) from None
+        if entry.size_bytes > MAX_FILE_BYTES:
+            raise _Unusable(f"{store.url.object(path)}: has more than {MAX_FILE_BYTES:,} bytes", path)
+        return entry
 
-    def add(self, number: int, row: Row, image: Future[Entry] | None) -> None:
+    def add(self, number: int, row: Row | str, image: Future[Entry | None] | None = None) -> None:
         """Adds one row, or rejects it if it can't be a sample.
 
         Args:
             number: The row's number, from 1.
-            row: The row.
-            image: The entry of its image if that lies in a store, or why it can't be read.
+            row: The row, or the reason why it can't be read.
+            image: What :meth:`look_up` finds of it if the images lie in a store.
         """
         name = self.place(number)
         try:
-            self._add(name, number, row, image)
+            if isinstance(row, str):
+                raise _Unusable(row)
+            self._add(name, number, row, None if image is None else image.result())
         except _Unusable as error:
             self._source.reject(error.path or name, error.reason, bad=error.is_bad)
 
-    def _add(self, name: str, number: int, row: Row, entry: Future[Entry] | None) -> None:
+    def _add(self, name: str, number: int, row: Row, found: Entry | None) -> None:
         columns = self._columns
         taken = (columns.path, columns.image, columns.label, *columns.targets)
         extras = {k: v for k, v in row.items() if k not in taken}
@@ -321,22 +327,16 @@ class _Listing:
                 raise _Unusable(f"img2dataset {outcome}: {row.get('error_message')}", is_bad=False)
             parts.append(self._spool.add("", self._image_bytes(image)))
             shown = f"{name}/{image_path}" if image_path else name
-        elif entry is not None:
-            try:
-                found = entry.result()
-            except NotFoundError as error:  # any other is the store's fault, not this row's
-                raise _Unusable(str(error), self._checked_path(number, image_path)) from None
-            shown, size, mtime_ns = found.key, found.size_bytes, found.modified_ns
         else:
-            shown, status = self._image_file(number, image_path)
-            size, mtime_ns = status.st_size, status.st_mtime_ns
+            found = found or self._image_file(number, image_path)
+            shown, size, mtime_ns = found.key, found.size_bytes, found.modified_ns
         try:
             target = [target_number(row.get(column), f"column {column!r}") for column in columns.targets]
         except ValueError as error:
             raise _Unusable(str(error)) from None
         if extras:
             try:
-                parts.append(self._spool.add("json", json_bytes(extras)))
+                parts.append(self._spool.add("json", json_field(extras)))
             except (TypeError, ValueError) as error:
                 raise _Unusable(f"its further columns can't be written as JSON: {error}") from None
         size += sum(part.length for part in parts)
@@ -354,20 +354,14 @@ class _Listing:
             raise _Unusable(f"no image bytes in column {column!r}")
         return data
 
-    def _image_file(self, number: int, path: Any) -> tuple[str, os.stat_result]:
-        """Returns the path of an image's file, its suffix included, and the file's status."""
+    def _image_file(self, number: int, path: Any) -> Entry:
+        """Returns path, size and time of an image's file."""
         path = self._checked_path(number, path)
         try:
-            status = os.stat(os.path.join(self._source.root, path))
-        except FileNotFoundError:
-            raise _Unusable("not found", path) from None
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.ENOTDIR):
-                raise
+            status = file_status(self._source.root, path)
+        except ValueError as error:
             raise _Unusable(str(error), path) from None
-        if not stat.S_ISREG(status.st_mode):
-            raise _Unusable("not a regular file", path)
-        return path, status
+        return Entry(path, status.st_size, modified_ns=status.st_mtime_ns)
 
     def _checked_path(self, number: int, path: Any) -> str:
         """Returns a path as it stands in a row, its suffix included.
@@ -400,42 +394,42 @@ class _Listing:
         Raises:
             SourceError: for a class number that is too large.
         """
-        table, columns = self._source.table, self._columns
+        source, columns = self._source, self._columns
         if columns.targets:
             numbers = np.array(self._target, np.float32).reshape(-1, len(columns.targets))
-            table.set_targets(columns.targets, numbers)
+            source.table.set_targets(columns.targets, numbers)
             if gaps := int(np.isnan(numbers).any(axis=1).sum()):
-                self._source.notes.append(f"{self._manifest}: {count(gaps, 'row')} with a gap among the targets: NaN")
+                source.notes.append(f"{self._manifest}: {count(gaps, 'row')} with a gap among the targets: NaN")
 
         if self._labels is None or columns.label is None:
             return
 
         found = self._labels.finish()
-        reject_samples(self._source, self._source.take_labels(found, columns.label))
+        reject_samples(source, source.take_labels(found, columns.label))
         known = self._classes.get(columns.label) if found.classes is None and found.labels is not None else None
         if known is not None:
-            largest = int(self._source.table.columns()["labels"].max(initial=-1))
+            largest = int(source.table.labels().max(initial=-1))
             if largest >= len(known):
                 raise SourceError(
                     f"{self._manifest}: column {columns.label!r} holds the class {largest}, of {len(known)} classes"
                 )
-            self._source.classes = known
+            source.classes = known
         if found.targets is not None:
-            self._source.notes.append(
+            source.notes.append(
                 f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are not class "
                 "numbers (0, 1, 2, ...), so labels are float32 targets"
             )
 
         number = next((name for name in found.classes or () if as_number(name) is not None), None)
         if number is not None:
-            self._source.notes.append(
+            source.notes.append(
                 f"{self._manifest}: labels are class names, as column {columns.label!r} holds {found.example!r} beside "
                 f"numbers such as {number}"
             )
 
         if found.missing:
             none = "NaN" if found.targets is not None else "-1"
-            self._source.notes.append(
+            source.notes.append(
                 f"{self._manifest}: {count(found.missing, 'row')} without a label, which is {none} there"
             )
 
@@ -464,18 +458,19 @@ class _Listing:
             return
 
         names = list(row)
-        for asked in (self._asked.path, self._asked.image, self._asked.label, *self._asked.targets, *self._asked.lists):
-            if asked is not None and asked not in row:
-                raise SourceError(f"{self._manifest}: no column {asked!r}; it has {', '.join(map(str, names))}")
+        asked = self._asked
+        for column in (asked.path, asked.image, asked.label, *asked.targets, *asked.lists):
+            if column is not None and column not in row:
+                raise SourceError(f"{self._manifest}: no column {column!r}; it has {', '.join(map(str, names))}")
 
-        image, path = self._asked.image, self._asked.path
+        image, path = asked.image, asked.path
         if image is None and path is None:
             image = next((name for name in _IMAGES if isinstance(row.get(name), (bytes, dict))), None)
         files = None if image is not None or self._source.is_remote else self._files(rows, path)
-        path, root, suffix = files or (path, None, self._asked.suffix)
+        path, root, suffix = files or (path, None, asked.suffix)
         if path is None and image is None:
             path = next((name for name in _PATHS if isinstance(row.get(name), str)), None)
-            if path is None and self._asked.suffix:
+            if path is None and asked.suffix:
                 path = next((name for name in _IDS if isinstance(row.get(name), (str, int))), None)
 
         if path is None and image is None:
@@ -485,25 +480,25 @@ class _Listing:
 
         if path is None:
             path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
-        if image is not None and self._asked.lists:
+        if image is not None and asked.lists:
             raise SourceError(
                 f"{self._manifest}: rows with the image's bytes (column {image!r}) can't be joined; --list-column "
                 "needs a column of paths"
             )
 
-        label = self._label_column(names, (path, image, *self._asked.lists))
-        self._columns = replace(self._asked, path=path, image=image, label=label, suffix=suffix)
+        label = self._label_column(names, (path, image, *asked.lists))
+        self._columns = replace(asked, path=path, image=image, label=label, suffix=suffix)
         where = self._move(root, suffix)
         if label is not None:
             place = f"{self._manifest}: column {label!r}"
             self._labels = LabelColumn(place, "name another one with --label-column, and this one travels as json")
             labels = f"labels from column {label!r}"
-        elif self._asked.targets:
-            labels = f"targets from {', '.join(map(repr, self._asked.targets))}"
+        elif asked.targets:
+            labels = f"targets from {', '.join(map(repr, asked.targets))}"
         else:
             others = [str(name) for name in names if name not in (path, image)][:_SHOWN_COLUMNS]
             such = f", such as {', '.join(others)}" if others else ""
-            labels = "no labels" + (f": --label-column names a column for them{such}" if self._asked.has_labels else "")
+            labels = "no labels" + (f": --label-column names a column for them{such}" if asked.has_labels else "")
 
         self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}{where}, {labels}")
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import datetime
-import decimal
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from feeder.errors import SourceError
 from feeder.shard.source.csv_rows import csv_rows, text_lines
 from feeder.shard.source.image_file import unpacked_limit
-from feeder.shard.source.json_field import json_field
 from feeder.system.child_python import child_python
 from feeder.system.text import BOM, count, without_bom
 
-__all__ = ["Row", "column_classes", "json_bytes", "parquet_rows", "table_rows"]
+__all__ = ["Row", "column_classes", "parquet_rows", "table_rows"]
 
 Row = dict[str, Any]
 _BATCH_ROWS = 256
@@ -75,25 +70,6 @@ def column_classes(path: str) -> dict[str, list[str]]:
         return {name: list(map(str, each["names"])) for name, each in features.items() if "names" in each}
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return {}
-
-
-def json_bytes(row: Row) -> bytes:
-    """Returns columns as the ``json`` of a sample.
-
-    Raises:
-        TypeError: for a value of a type that JSON lacks, and text does not stand for.
-        ValueError: if they are nested too deeply.
-    """
-    return json_field(row, _plain)
-
-
-def _plain(value: Any) -> Any:
-    """Converts values that JSON lacks: bytes to base64, times and decimals to text."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if not isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)):
-        raise TypeError(f"a {type(value).__name__} is no value that JSON can hold")
-    return str(value)
 
 
 def _json_rows(path: str, notes: list[str]) -> Iterator[Row | str]:

@@ -36,9 +36,12 @@ class TarLabels:
     """
 
     def __init__(self, source: Source, pattern: str, columns: ManifestColumns, folder: str) -> None:
-        if columns.label is None and not columns.targets and columns.has_labels:
-            columns = replace(columns, targets=_own_targets(folder))
         self._manifest = Manifest.read(folder)
+        header = os.path.join(folder, INDEX_NAME)
+        is_set = self._manifest is not None and os.path.isfile(header)
+        if is_set and columns.label is None and not columns.targets and columns.has_labels:
+            own = open_index(header).targets
+            columns = columns if own == ("cls",) else replace(columns, targets=own)
         self._source = source
         self._pattern = pattern
         self._columns = columns
@@ -124,15 +127,6 @@ class TarLabels:
             source.notes.append(f"{self._pattern}: {count(missing, 'sample')} without a label in {what}")
 
         return reasons
-
-
-def _own_targets(folder: str) -> tuple[str, ...]:
-    """Returns the names of the targets of the shard set in a folder; empty if it is not a shard set."""
-    path = os.path.join(folder, INDEX_NAME)
-    if Manifest.read(folder) is None or not os.path.isfile(path):
-        return ()
-    targets = open_index(path).targets
-    return () if targets == ("cls",) else targets
 
 
 def _json_row(pread: Callable[[int, int], bytes], part: StoredField | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import gzip
 import os
@@ -23,7 +24,7 @@ from feeder.shard.source.image_file import left_out, left_out_notes, looks_like_
 from feeder.shard.source.pattern import expand_pattern
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
-from feeder.shard.source.source import Source, SourceKind, drop_duplicates, reject_samples
+from feeder.shard.source.source import Container, Source, SourceKind, drop_duplicates, reject_samples
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tar_labels import TarLabels
 from feeder.shard.store.store import Entry, Store, download
@@ -105,8 +106,12 @@ def open_tars(
         folders = [name for name in names if os.path.isdir(os.path.join(pattern, name))]
         leave_out_beside(source, set(names).difference(folders), folders)
 
-    def list_tar(name: str, path: str, labels: TarLabels, asked: str | None) -> _Group:
-        return _list_tar(source, name, _plain_tar(source, name, path, work), path, labels, asked)
+    def list_tar(name: str, path: str, listing: _Listing) -> None:
+        plain = _plain_tar(source, name, path, work)
+        status = os.stat(path)
+        # A resumed run compares the user's file, not the unpacked copy.
+        source.containers.append(Container(plain, status.st_size, status.st_mtime_ns, is_scratch=plain != path))
+        listing.add_file(name, plain)
 
     return _listed(source, pattern, tars, list_tar, image_field, columns, source.root)
 
@@ -116,8 +121,8 @@ def open_stored_tars(
     entries: Sequence[Entry],
     pattern: str,
     work: str | None,
-    image_field: str | None = None,
-    columns: ManifestColumns | None = None,
+    image_field: str | None,
+    columns: ManifestColumns | None,
     copies: str | None = None,
     beside: Sequence[str] = (),
 ) -> RemoteSource:
@@ -140,21 +145,20 @@ def open_stored_tars(
     pattern = split_url(pattern)[0]
     fetched = fetched_tars(store, entries, work, copies or work)
 
-    def list_tar(name: str, path: str, labels: TarLabels, asked: str | None) -> _Group:
+    def list_tar(name: str, path: str, listing: _Listing) -> None:
         entry, tar = next(fetched)
         if isinstance(tar, TarMembers):
-            container = source.add_object(entry)
-            pread = functools.partial(tar.pread, store, entry)
-            return _grouped(source, name, container, tar.members, pread, labels, asked)
-        with open(tar, "rb") as file:
-            if file.read(2) != GZIP_MAGIC:
-                container = source.add_object(entry, tar)
-                pread = functools.partial(os.pread, file.fileno())
-                return _grouped(source, name, container, read_members(tar), pread, labels, asked)
-        group = _list_tar(source, name, _plain_tar(source, name, tar, work), tar, labels, asked)
-        os.unlink(tar)
-        source.containers[-1] = source.containers[-1]._replace(mtime_ns=entry.modified_ns)
-        return group
+            source.add_object(entry)
+            listing.add_members(name, tar.members, functools.partial(tar.pread, store, entry))
+            return
+
+        plain = _plain_tar(source, name, tar, work)
+        if plain == tar:
+            source.add_object(entry, tar)
+        else:
+            os.unlink(tar)
+            source.containers.append(Container(plain, entry.size_bytes, entry.modified_ns, is_scratch=True))
+        listing.add_file(name, plain)
 
     tars = [(entry.key, store.url.object(entry.key)) for entry in entries]
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(fetched):
@@ -174,7 +178,7 @@ def _listed(
     source: Source,
     pattern: str,
     tars: Sequence[tuple[str, str]],
-    list_tar: Callable[[str, str, TarLabels, str | None], _Group],
+    list_tar: Callable[[str, str, _Listing], None],
     image_field: str | None,
     columns: ManifestColumns | None,
     folder: str,
@@ -182,34 +186,29 @@ def _listed(
     """Lists the samples of tars, given by name and path; the folder may have the set's manifest and index."""
     asked = None if image_field is None else image_field.lower()
     labels = TarLabels(source, pattern, columns or ManifestColumns(), folder)
-    damaged: list[int] = []
-    joined: list[int] = []
-    several = 0
+    listing = _Listing(source, labels, None if asked is None else split_fields(asked))
 
     for name, path in tars:
         try:
-            group = list_tar(name, path, labels, asked)
+            list_tar(name, path, listing)
         except OverflowError:  # more fields than a table has numbers for
             raise _dots_error(pattern, source) from None
         except OSError as error:
             if error.errno in DISK_FULL:  # the work folder's disk; nothing is wrong with the tar
                 raise
             raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
-        damaged += group.damaged
-        joined += group.joined
-        several += group.has_seam
 
     reasons = labels.finish()
     source.notes += left_out_notes(source.root, source.left_out)
-    if several:
+    if listing.seamed:
         source.notes.append(
-            f"{pattern}: {count(several, 'tar')} with another archive after the first, as `cat` joins them; all are "
-            "read. If they were not joined, samples have been overwritten with zeros: download the tars again"
+            f"{pattern}: {count(listing.seamed, 'tar')} with another archive after the first, as `cat` joins them; all "
+            "are read. If they were not joined, samples have been overwritten with zeros: download the tars again"
         )
 
     if asked is None and _has_dots_in_keys(source):
         raise _dots_error(pattern, source)
-    reject_samples(source, reasons | _incomplete(source, damaged, joined))
+    reject_samples(source, reasons | _incomplete(source, listing.damaged, listing.joined))
     choose_image(source, pattern, asked)
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
     return source
@@ -220,9 +219,7 @@ def _has_dots_in_keys(source: Source) -> bool:
 
     There are more fields of images than samples then, or most of them occur once.
     """
-    counts: collections.Counter[str] = collections.Counter()
-    for fields, ids in source.table.by_fields().items():
-        counts.update({field: len(ids) for field in fields if is_image_field(field)})
+    counts = {field: number for field, number in source.table.field_counts().items() if is_image_field(field)}
     once = sum(number == 1 for number in counts.values())
     are_many = len(counts) >= _MANY_IMAGES or sum(field[0].isdigit() for field in counts) > 1
     return are_many and (len(counts) > len(source.table) or 2 * once > len(counts))
@@ -264,65 +261,6 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             source.reject(name, f"damaged gzip: {error}; its first {plain.tell()} unpacked bytes are used")
     return unpacked
-
-
-def _list_tar(
-    source: Source, name: str, plain: str, original: str, labels: TarLabels, image_field: str | None
-) -> _Group:
-    """Adds a tar's samples; returns the group that collected them."""
-    container = source.add_container(plain)
-    if plain != original:  # a resumed run compares the user's file, not the unpacked copy
-        status = os.stat(original)
-        source.containers[container] = source.containers[container]._replace(
-            size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, is_scratch=True
-        )
-    with open(plain, "rb") as file:
-        pread = functools.partial(os.pread, file.fileno())
-        return _grouped(source, name, container, read_members(plain), pread, labels, image_field)
-
-
-def _grouped(
-    source: Source,
-    name: str,
-    container: int,
-    members: Iterable[Member | Refused | Seam],
-    pread: Callable[[int, int], bytes],
-    labels: TarLabels,
-    image_field: str | None,
-) -> _Group:
-    """Adds the samples of a tar's members; returns the group that collected them."""
-    image_fields = None if image_field is None else split_fields(image_field)
-    group = _Group(source, name, pread, labels, image_fields)
-
-    for member in members:
-        if isinstance(member, Seam):
-            group.seam()
-            continue
-
-        if (hidden := _hidden_folder(member.name.rpartition("/")[0])) is not None:
-            folder, kind = f"{name}/{hidden[0]}", hidden[1]
-            if folder not in source.left_out.get(kind, ())[-_HIDDEN_FOLDERS:]:
-                source.leave_out(folder, kind)
-            continue
-
-        split = _split_name(member.name)
-        if isinstance(member, Member) and CODEBOOK_NAME.fullmatch(member.name.rpartition("/")[2]):
-            _add_codebook(source, name, pread, member)
-        elif split is None:
-            path = f"{name}/{member.name}".rstrip("/")
-            if isinstance(member, Refused):
-                source.reject(path, member.reason, bad=member.bad)
-            else:
-                source.reject(path, "no key and extension in its name", bad=False)
-            if not member.name:
-                group.damage()
-        elif isinstance(member, Refused):
-            group.add(split[0], member.reason)
-        else:
-            group.add(split[0], StoredField(split[1], container, member.offset, member.size))
-
-    group.finish()
-    return group
 
 
 @functools.lru_cache(_HIDDEN_FOLDERS)
@@ -390,52 +328,97 @@ def _shape(fields: frozenset[str]) -> frozenset[str]:
     return frozenset(f"{name} {k}" for name, number in names.items() for k in range(number))
 
 
-class _Group:
-    """Collects neighbouring members with one key: a sample, unless one of them is refused.
+@dataclasses.dataclass(eq=False)
+class _Listing:
+    """Adds the samples of tars to a source. Neighbouring members with one key are a sample, unless one is refused.
 
     Attributes:
+        source: Takes the samples.
+        labels: Takes their labels.
+        image_fields: Fields of which a sample has one; None for any that hold images.
         damaged: Samples next to damage, which may lack a field.
         joined: Samples next to a seam of two archives.
-        has_seam: True if the tar has several archives.
+        seamed: Number of tars of several archives.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        tar: str,
-        pread: Callable[[int, int], bytes],
-        labels: TarLabels,
-        image_fields: tuple[str, ...] | None,
+    source: Source
+    labels: TarLabels
+    image_fields: tuple[str, ...] | None
+    damaged: list[int] = dataclasses.field(default_factory=list)
+    joined: list[int] = dataclasses.field(default_factory=list)
+    seamed: int = 0
+
+    def add_file(self, tar: str, path: str) -> None:
+        """Adds the samples of a tar in a file; see :meth:`add_members`."""
+        with open(path, "rb") as file:
+            self.add_members(tar, read_members(path), functools.partial(os.pread, file.fileno()))
+
+    def add_members(
+        self, tar: str, members: Iterable[Member | Refused | Seam], pread: Callable[[int, int], bytes]
     ) -> None:
-        self._source = source
+        """Adds the samples of a tar, which is the source's last container.
+
+        Args:
+            tar: The tar's name.
+            members: Its members.
+            pread: Returns bytes of it: takes their number and their offset.
+        """
+        source = self.source
+        container = len(source.containers) - 1
         self._tar = tar
         self._pread = pread
-        self._labels = labels
-        self._image_fields = image_fields
         self._key = ""
         self._parts: dict[str, StoredField] = {}
         self._broken: str | None = None
         self._place = self._next_place = _SOUND
-        self.damaged: list[int] = []
-        self.joined: list[int] = []
-        self.has_seam = False
+        has_seam = False
 
-    def damage(self) -> None:
-        """Notes that members are lost here."""
-        self._place = self._next_place = _DAMAGED
+        for member in members:
+            if isinstance(member, Seam):
+                has_seam = True
+                self._end_archive()
+                continue
 
-    def seam(self) -> None:
+            if (hidden := _hidden_folder(member.name.rpartition("/")[0])) is not None:
+                folder, kind = f"{tar}/{hidden[0]}", hidden[1]
+                if folder not in source.left_out.get(kind, ())[-_HIDDEN_FOLDERS:]:
+                    source.leave_out(folder, kind)
+                continue
+
+            split = _split_name(member.name)
+            if isinstance(member, Member) and CODEBOOK_NAME.fullmatch(member.name.rpartition("/")[2]):
+                _add_codebook(source, tar, pread, member)
+            elif split is None:
+                self._reject_nameless(member)
+            elif isinstance(member, Refused):
+                self._add(split[0], member.reason)
+            else:
+                self._add(split[0], StoredField(split[1], container, member.offset, member.size))
+
+        self._finish()
+        self.seamed += has_seam
+
+    def _end_archive(self) -> None:
         """Ends the sample, as another archive begins."""
-        self.has_seam = True
         self._place = max(self._place, _JOINED)
-        self.finish()
+        self._finish()
         self._key = ""
         self._next_place = max(self._next_place, _JOINED)
 
-    def add(self, key: str, part: StoredField | str) -> None:
+    def _reject_nameless(self, member: Member | Refused) -> None:
+        """Rejects a member without a key and a field in its name; one without a name stands for damage."""
+        path = f"{self._tar}/{member.name}".rstrip("/")
+        if isinstance(member, Refused):
+            self.source.reject(path, member.reason, bad=member.bad)
+        else:
+            self.source.reject(path, "no key and extension in its name", bad=False)
+        if not member.name:  # members are lost here
+            self._place = self._next_place = _DAMAGED
+
+    def _add(self, key: str, part: StoredField | str) -> None:
         """Takes the next member, or the reason why it was refused."""
         if key != self._key:
-            self.finish()
+            self._finish()
             self._key = key
             self._place = self._next_place
         self._next_place = _SOUND
@@ -446,23 +429,23 @@ class _Group:
         else:
             self._parts[part.field] = part
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Adds the sample to the table, or rejects it."""
         path, parts, broken = f"{self._tar}/{self._key}", self._parts, self._broken
         self._parts = {}
         self._broken = None
         if not parts and not broken:
             return
-        broken = broken or lacks_image(parts, self._image_fields)
+        broken = broken or lacks_image(parts, self.image_fields)
         if broken:
-            self._source.reject(path, broken)
+            self.source.reject(path, broken)
             return
         try:
-            label = self._labels.take(self._pread, parts)
+            label = self.labels.take(self._pread, parts)
         except ValueError as error:
-            self._source.reject(path, f"no label: {error}")
+            self.source.reject(path, f"no label: {error}")
             return
         if self._place != _SOUND:
-            (self.damaged if self._place == _DAMAGED else self.joined).append(len(self._source.table))
+            (self.damaged if self._place == _DAMAGED else self.joined).append(len(self.source.table))
         size = sum(part.length for part in parts.values())
-        self._source.table.add(os.fsencode(path), size, NO_FILE, label, list(parts.values()))
+        self.source.table.add(os.fsencode(path), size, NO_FILE, label, list(parts.values()))

@@ -22,7 +22,7 @@ _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 def open_voc(
-    images: str, annotations: str, spool_path: str, names: str | None = None, *, skip_unreadable: bool = False
+    images: str, annotations: str, spool_path: str, names: str | None, *, skip_unreadable: bool = False
 ) -> Source:
     """Lists images and the XML files with the same names. Each sample gets ``boxes.json``: boxes as (left, top, right,
     bottom), labels by the sorted names of the classes, and what else the objects have, such as ``difficult``:

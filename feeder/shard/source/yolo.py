@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from feeder.decoders.image_header import image_info
 from feeder.errors import SourceError
 from feeder.shard.source.coco import BOXES
+from feeder.shard.source.folder import ListedFile
 from feeder.shard.source.image_file import read_image
 from feeder.shard.source.json_field import json_field
-from feeder.shard.source.pairs import PairedFile, Tree, paired, read_names
+from feeder.shard.source.pairs import Tree, paired, read_names
 from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
@@ -48,7 +49,7 @@ def has_boxes(folder: str, names: Iterable[str]) -> bool:
 
 
 def open_yolo(
-    images: str, annotations: str, spool_path: str, names: str | None = None, *, skip_unreadable: bool = False
+    images: str, annotations: str, spool_path: str, names: str | None, *, skip_unreadable: bool = False
 ) -> Source:
     """Lists images and the text files with the same names. Each sample gets ``boxes.json``: boxes as (left, top, right,
     bottom), in pixels of the upright image, and labels. An image without a text file has no boxes.
@@ -93,7 +94,7 @@ def open_yolo(
 
 
 def _boxes(
-    folder: str, image: PairedFile, labels: PairedFile | None, classes: Sequence[str] | None
+    folder: str, image: ListedFile, labels: ListedFile | None, classes: Sequence[str] | None
 ) -> dict[str, list[list[float]] | list[int]]:
     """Returns the content of ``boxes.json``.
 

@@ -6,34 +6,21 @@ import contextlib
 import functools
 import pickle
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import feeder
 from feeder.errors import FeederError, ShardError
 from feeder.shard.source.source import Source
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.shard_writer import ShardJob, write_shard
-from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
+from feeder.shard.write.shard_writer import ShardJob, WrittenShard, write_shard
+from feeder.shard.write.shared_output import SharedOutput
 from feeder.system.arrays import Int64s
 from feeder.system.versions import pillow_info
 
 __all__ = ["attempt_shard", "pickled_order", "with_node", "writer_versions"]
 
 
-class _Order(NamedTuple):
-    """All that an attempt needs.
-
-    Attributes:
-        job: The shard.
-        source: The source of its samples alone, in their order.
-        contents: Containers of the source that others can't read, see :meth:`Source.take_out`.
-        output: The place to write to.
-    """
-
-    job: ShardJob
-    source: Source
-    contents: Mapping[int, bytes]
-    output: SharedOutput
+# A shard, the source of its samples alone, in their order, and the place to write to.
+_Order = tuple[ShardJob, Source, SharedOutput]
 
 
 def pickled_order(job: ShardJob, source: Source, ids: Int64s, folder: OutputFolder, output: SharedOutput) -> bytes:
@@ -47,8 +34,10 @@ def pickled_order(job: ShardJob, source: Source, ids: Int64s, folder: OutputFold
         output: The output as others see it.
     """
     rows = source.rows(ids)
-    contents = rows.take_out(folder.path) if folder.is_copy else {}
-    return pickle.dumps(_Order(job, rows, contents, output), pickle.HIGHEST_PROTOCOL)
+    if folder.is_copy:
+        rows.take_in(folder.path)
+    order: _Order = (job, rows, output)
+    return pickle.dumps(order, pickle.HIGHEST_PROTOCOL)
 
 
 @functools.cache
@@ -69,8 +58,8 @@ def writer_versions() -> dict[str, str]:
     }
 
 
-def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> FinishedAttempt:
-    """Writes a shard.
+def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> tuple[WrittenShard, str]:
+    """Writes a shard; returns its record, and the folder with its files, if they are not in a store by then.
 
     Args:
         expected: The driver's :func:`writer_versions`.
@@ -88,16 +77,14 @@ def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> FinishedAttemp
     if differing:
         raise ShardError(f"it has {', '.join(differing)}; install the same versions there")
     order: _Order = pickle.loads(pickled)
-    source = order.source
-    missing = order.output.missing_path() or source.missing_path()
+    job, source, output = order
+    missing = output.missing_path() or source.missing_path()
     if missing is not None:
         raise ShardError(f"it does not have {missing}; all nodes must see source and output at the same paths")
 
-    with contextlib.closing(source), order.output.attempt() as folder:
-        source.put_back(order.contents, folder)
-        samples = range(len(order.job.positions))
-        written = write_shard(order.job, source, samples, folder, folder, lambda size_bytes: None)
-        return order.output.finish(folder, written)
+    with contextlib.closing(source), output.attempt(job.name) as folder:
+        samples = range(len(job.positions))
+        return write_shard(job, source, samples, folder, folder, lambda size_bytes: None), folder
 
 
 def with_node(error: Exception, node: str) -> Exception:

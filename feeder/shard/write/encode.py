@@ -33,6 +33,7 @@ ENCODINGS = ("seekable", "packed", "keep", "jpeg", "raw")
 _LOOK = Recipe((Resize((1, 1)),))
 _CROP = Recipe((RandomResizedCrop(224),))
 _NEEDS_NATIVE = ("seekable", "packed", "jpeg")
+_SETTINGS = ("max_side", "quality", "keep_metadata", "reject_deep", "progressive")
 _MAX_EXIF_BYTES = 65_533  # the capacity of a marker segment
 
 
@@ -75,19 +76,12 @@ class EncodeOptions:
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> EncodeOptions:
         """Returns the options of a set, see :meth:`settings`."""
-        names = ("max_side", "quality", "keep_metadata", "reject_deep", "progressive")
-        return cls(settings["encode"], **{name: settings[name] for name in names if settings[name] is not None})
+        return cls(settings["encode"], **{name: settings[name] for name in _SETTINGS if settings[name] is not None})
 
     def settings(self) -> dict[str, object]:
         """Options that the result depends on."""
-        return {
-            "encode": self.mode,
-            "max_side": self.max_side,
-            "quality": self.quality if self.mode == "jpeg" else None,
-            "keep_metadata": self.keep_metadata,
-            "reject_deep": self.reject_deep,
-            "progressive": self.progressive,
-        }
+        settings: dict[str, object] = {"encode": self.mode} | {name: getattr(self, name) for name in _SETTINGS}
+        return settings if self.mode == "jpeg" else settings | {"quality": None}
 
 
 class EncodedImage(NamedTuple):
@@ -170,23 +164,23 @@ class Encoder:
         if info.width_px * info.height_px > MAX_PIXELS:
             reason = f"{info.width_px}x{info.height_px} is more than the {MAX_PIXELS:,} pixels that feeder decodes"
             raise ValueError(f"{reason}; make it smaller first")
-        outcome = "kept"
+        encoded = EncodedImage(data, info, "kept")
         if options.mode in ("seekable", "packed"):
-            outcome = f"kept ({info.extension})"
-            if info.extension == "jpg":
-                encoded = self._lossless(data, info)
-                if not encoded.outcome.startswith("kept"):  # every coefficient was read, so it can be decoded
-                    return encoded
-                outcome = encoded.outcome
+            encoded = self._lossless(data, info)
+            if not encoded.outcome.startswith("kept"):  # every coefficient was read, so it can be decoded
+                return encoded
+
         clipped = self._load(data, info)
         if clipped and options.reject_deep:
             raise ValueError("has more than 8 bits per channel, and would be clipped to 0-255 (--reject-deep)")
-        is_kept = options.mode in ("seekable", "packed", "keep")
-        encoded = EncodedImage(data, info, outcome) if is_kept else _reencode(data, info, options)
+        if options.mode in ("jpeg", "raw"):
+            encoded = _reencode(data, info, options)
         return encoded._replace(clipped=clipped)
 
     def _lossless(self, data: bytes, info: ImageInfo) -> EncodedImage:
-        """Packs a JPEG, or makes it seekable."""
+        """Packs a JPEG, or makes it seekable; keeps other formats."""
+        if info.extension != "jpg":
+            return EncodedImage(data, info, f"kept ({info.extension})")
         if self._codebook_id is None:
             return _seekable(data, info, self._options, "seekable")
         packed, reason = self._pack(data)

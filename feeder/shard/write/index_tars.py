@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import logging
 import os
 import re
 import tempfile
-import zlib
 from dataclasses import dataclass
 
 from feeder.decoders.image_header import image_info, is_whole
 from feeder.errors import ShardError, SourceError
 from feeder.shard.format.block_sums import file_sums
-from feeder.shard.format.index_builder import IndexBuilder, row_data
+from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.open import source_kind
+from feeder.shard.source.pattern import fixed_start
 from feeder.shard.source.remote import RemoteSource, list_objects, named_objects, split_url
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns
@@ -30,6 +29,7 @@ from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.encode import EncodeOptions, Encoder
 from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import index_path, own_suffix, write_set
+from feeder.shard.write.shard_writer import add_row
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
@@ -82,7 +82,7 @@ def index_tars(
     """
     progress = progress or Progress()
     if is_remote(pattern):
-        url = Url.parse(split_url(pattern)[0].partition("{")[0].partition("*")[0])
+        url = Url.parse(fixed_start(split_url(pattern)[0]))
         if url.scheme == "hf":
             if out is not None:
                 raise ShardError(f"{url}: the index of tars on the Hub lies in the cache; leave --out out")
@@ -98,8 +98,7 @@ def index_tars(
             with SetCopy.to_change(place.parent()) as copy:
                 for name in (MANIFEST_NAME, place.name):
                     copy.fetch(name)
-                found = _index(stored, names, os.path.join(copy.path, place.name), copy, progress)
-            return dataclasses.replace(found, path=str(place))
+                return _index(stored, names, os.path.join(copy.path, place.name), str(place), copy, progress)
     if is_remote(out or ""):
         raise ShardError(f"{Url.parse(out or '')}: the index of tars in a local folder lies there")
     source = open_tars(local_path(pattern), None, image_field, columns)
@@ -108,7 +107,7 @@ def index_tars(
     names = [os.path.relpath(container.path, folder) for container in source.containers]
     if names[0].startswith(".."):
         raise ShardError(f"{path}: must lie in {source.root}, or above it, as shards are named relative to the index")
-    return _index(source, names, path, SetCopy(folder, folder), progress)
+    return _index(source, names, path, path, SetCopy(folder, folder), progress)
 
 
 def hub_header(pattern: str) -> str:
@@ -148,13 +147,13 @@ def _index_hub(tars: Url, image_field: str | None, columns: ManifestColumns | No
     path = os.path.join(folder, name)
     with open(f"{path}.lock", "wb") as lock, tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        shown = str(place.joined(name))
         if os.path.exists(path) and image_field is None and columns in (None, ManifestColumns()):
             index = open_index(path)
-            return IndexSummary(str(place.joined(name)), index.header.shards, len(index), [])
+            return IndexSummary(shown, index.header.shards, len(index), [])
         stored = _stored_tars(str(tars), image_field, columns, copies)
         names = [f"{_below(stored.store.url, place)}{entry.key}" for entry in stored.objects()]
-        found = _index(stored, names, path, SetCopy(folder, str(place)), progress)
-    return dataclasses.replace(found, path=str(place.joined(name)))
+        return _index(stored, names, path, shown, SetCopy(folder, str(place)), progress)
 
 
 def _stored_tars(pattern: str, image_field: str | None, columns: ManifestColumns | None, copies: str) -> RemoteSource:
@@ -178,35 +177,47 @@ def _below(inner: Url, outer: Url) -> str | None:
     return place[len(top) :] if place.startswith(top) else None
 
 
-def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress: Progress) -> IndexSummary:
-    """Writes the index of tars, which have these names relative to it."""
+def _index(source: Source, names: list[str], path: str, shown: str, copy: SetCopy, progress: Progress) -> IndexSummary:
+    """Writes the index of tars, which have these names relative to it.
+
+    Args:
+        source: The samples of the tars.
+        names: The tars' names.
+        path: The index.
+        shown: Its name in messages and the summary.
+        copy: Its folder.
+        progress: Shows each sample.
+    """
     folder = os.path.dirname(path)
     if os.path.exists(os.path.join(folder, MANIFEST_NAME)) and os.path.basename(path) == INDEX_NAME:
         raise ShardError(f"{copy.shown}: holds a shard set that feeder wrote, with an index of its own; nothing to do")
-    if os.path.exists(path) and (other := _shard_names(path)) != names:
-        shown = path.replace(folder, copy.shown)
-        raise ShardError(
-            f"{shown}: is an index for other tars ({other[0] if other else 'none'}, ...); choose another --out"
-        )
+    if os.path.exists(path):
+        index = open_index(path)
+        others = list(map(index.header.shard_name, range(index.header.shards)))
+        if others != names:
+            raise ShardError(
+                f"{shown}: is an index for other tars ({', '.join(others[:1])}, ...); choose another --out"
+            )
+    table = source.table
     rejected = list(source.rejected)
     for note in source.notes:
         progress.note(note)
     own: list[list[int]] = [[] for _ in names]
-    for i in range(len(source.table)):
-        own[source.table.parts(i)[0].container].append(i)
-    builders = [IndexBuilder(source.table.targets) for _ in names]
+    for i in range(len(table)):
+        own[table.parts(i)[0].container].append(i)
+    builders = [IndexBuilder(table.targets) for _ in names]
     sums = []
     encoder = Encoder(EncodeOptions("keep"))
-    size_bytes = sum(map(source.table.size, range(len(source.table))))
-    with contextlib.closing(source), progress.running(len(source.table), size_bytes):
+    size_bytes = sum(map(table.size, range(len(table))))
+    with contextlib.closing(source), progress.running(len(table), size_bytes):
         for number, ids in enumerate(own):
             name = os.path.relpath(source.containers[number].path, source.root)
             with source.copied(number) as tar:
                 for i in ids:
                     reason = _add(source, i, name, builders[number], encoder)
                     if reason:
-                        rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
-                    progress.advance(1, source.table.size(i))
+                        rejected.append(Rejection(os.fsdecode(table.path(i)), reason, True))
+                    progress.advance(1, table.size(i))
                 sums.append(file_sums(tar))
     samples = sum(map(len, builders))
     if not samples:
@@ -224,44 +235,21 @@ def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress:
         copy.publish(path)
     except OSError as error:
         raise ShardError(f"{error.filename or path}: can't be written: {error.strerror}") from error
-    return IndexSummary(path, len(names), samples, rejected)
-
-
-def _shard_names(path: str) -> list[str]:
-    """Names of the tars that an index is for."""
-    index = open_index(path)
-    return [index.header.shard_name(number) for number in range(index.header.shards)]
+    return IndexSummary(shown, len(names), samples, rejected)
 
 
 def _add(source: Source, i: int, tar: str, builder: IndexBuilder, encoder: Encoder) -> str | None:
     """Adds a sample to its tar's rows; returns the reason if it must be rejected."""
-    parts = {part.field: part for part in source.table.parts(i)}
-    image = parts.pop(next(name for name in source.image_fields if name in parts))
+    parts = source.table.parts(i)
     try:
-        data = {name: value for name, value in source.read(i) if name is not None}
-        info = image_info(data[image.field])
-        if not is_whole(data[image.field], info):
-            encoder.encode(data[image.field], info)
+        read = zip(parts, source.read(i), strict=True)
+        fields = {part.field: (part.field, part.offset, data) for part, (_, data) in read}
+        image = fields.pop(next(name for name in source.image_fields if name in fields))
+        info = image_info(image[-1])
+        if not is_whole(image[-1], info):
+            encoder.encode(image[-1], info)
     except ValueError as error:
         return str(error)
-    checksum = zlib.crc32(data[image.field])
-    for name in parts:
-        checksum = zlib.crc32(data[name], checksum)
-    path = source.table.path(i)
-    builder.add(
-        key=path[len(os.fsencode(tar)) + 1 :],
-        path=path,
-        field=image.field,
-        offset=image.offset,
-        length=image.length,
-        label=source.table.label(i),
-        width=info.width_px,
-        height=info.height_px,
-        orientation=info.orientation,
-        source_bytes=source.table.size(i),
-        crc32=checksum,
-        members=[(part.field, part.offset, part.length) for part in parts.values()],
-        rows=row_data(data[image.field]),
-        target=source.table.target(i),
-    )
+    key = source.table.path(i)[len(os.fsencode(tar)) + 1 :]
+    add_row(builder, source.table, i, key, info, image, [*fields.values()])
     return None

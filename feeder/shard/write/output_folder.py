@@ -5,8 +5,6 @@ While a run is unfinished, ``.work`` holds its plan (settings, and a digest of t
 record for each finished shard. A shard is renamed into place after its index and this record are written, so a shard
 that exists is finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` is removed.
 
-Images that were read from URLs stay there until the run has ended well.
-
 A run that adds samples to a finished set has its plan and records there, too. The set's header does not name its shards
 until all are written, so that a killed run leaves the set as it was.
 
@@ -34,8 +32,8 @@ from feeder.shard.write.plan import plan_digest
 from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME
-from feeder.shard.write.shard_writer import record_name
-from feeder.shard.write.shared_output import FinishedAttempt, SharedFolder, SharedOutput
+from feeder.shard.write.shard_writer import WrittenShard, record_name
+from feeder.shard.write.shared_output import SharedFolder, SharedOutput
 from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, fsync_folder, read_regular
 
 __all__ = ["OutputFolder", "is_ours"]
@@ -160,17 +158,21 @@ class OutputFolder(SetCopy):
         finally:
             self._remove_attempts(attempts)
 
-    def adopt(self, finished: FinishedAttempt) -> None:
-        """Puts a shard that a node has finished in place, with its index and its record; see Note [Resume]."""
-        name = finished.written.record.name
-        index, record = index_path(self.path, name), self.part(record_name(name))
-        os.replace(index_path(finished.folder, name), index)
-        os.replace(os.path.join(finished.folder, record_name(name)), record)
+    def adopt(self, written: WrittenShard, folder: str) -> None:
+        """Puts a shard that a node has finished in place, with its index and its record; see Note [Resume].
+
+        Args:
+            written: The shard's record.
+            folder: The folder with its files.
+        """
+        name = written.record.name
+        os.replace(index_path(folder, name), index_path(self.path, name))
+        os.replace(os.path.join(folder, record_name(name)), self.part(record_name(name)))
         fsync_folder(self.work)
         fsync_folder(self.path)
-        os.replace(os.path.join(finished.folder, name), self.file(name))
+        os.replace(os.path.join(folder, name), self.file(name))
         fsync_folder(self.path)
-        os.rmdir(finished.folder)
+        os.rmdir(folder)
 
     def refuse_foreign(self) -> None:
         """Raises ShardError if the folder holds foreign files, or with ``force`` any beside a shard set."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from feeder.shard.format.tar import member_bytes
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import is_remote
 from feeder.shard.write.shard_options import ShardOptions
+from feeder.system.arrays import Int64s
 
-__all__ = ["ordered_ids", "plan_digest", "plan_shards", "shard_name"]
+__all__ = ["ordered_ids", "plan_digest", "plan_shards"]
 
 _CHUNK = 4096  # positions permuted at a time: large enough to amortize numpy's calls
 _TAR_END_BYTES = 1024
@@ -32,7 +32,7 @@ def plan_shards(source: Source, options: ShardOptions) -> list[range]:
     cuts = [0]
     filled = _TAR_END_BYTES
     for start in range(0, count, _CHUNK):
-        chunk = sizes[_sample_ids(range(start, min(start + _CHUNK, count)), count, options)]
+        chunk = sizes[ordered_ids(range(start, min(start + _CHUNK, count)), count, options)]
         for position, size in enumerate(chunk.tolist(), start):
             taken = member_bytes(size) + member_bytes(1)  # the image, and its label
             if filled + taken > options.shard_size_bytes and position > cuts[-1]:
@@ -42,20 +42,10 @@ def plan_shards(source: Source, options: ShardOptions) -> list[range]:
     return [range(start, end) for start, end in zip(cuts, [*cuts[1:], count], strict=True) if end > start]
 
 
-def ordered_ids(positions: range, count: int, options: ShardOptions) -> Iterator[int]:
-    """Yields the samples at these positions of the shuffled order, of ``count`` samples."""
-    for start in range(positions.start, positions.stop, _CHUNK):
-        yield from _sample_ids(range(start, min(start + _CHUNK, positions.stop)), count, options).tolist()
-
-
-def _sample_ids(positions: range, count: int, options: ShardOptions) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Returns the samples at these positions of the shuffled order, int64 [N]."""
+def ordered_ids(positions: range, count: int, options: ShardOptions) -> Int64s:
+    """Returns the samples at these positions of the shuffled order of ``count`` samples, int64 [N]."""
     plain = np.arange(positions.start, positions.stop)
     return permute(plain, count, options.seed) if options.shuffle and len(plain) else plain
-
-
-def shard_name(number: int) -> str:
-    return f"shard-{number:06d}.tar"
 
 
 def plan_digest(settings: dict[str, Any], source: Source) -> str:
@@ -72,5 +62,5 @@ def plan_digest(settings: dict[str, Any], source: Source) -> str:
         "source": [source.kind, source.digest()],
     }
     digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode())
-    digest.update(np.ascontiguousarray(source.table.columns()["mtimes"]).data)
+    digest.update(source.table.mtimes().data)
     return digest.hexdigest()

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
@@ -21,7 +20,6 @@ from feeder.shard.write.plan import ordered_ids
 from feeder.shard.write.shard_engine import ShardEngine
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard
-from feeder.shard.write.shared_output import FinishedAttempt
 from feeder.system.progress import Progress
 from feeder.system.ray_cluster import cant_join, check_ray_address
 
@@ -87,16 +85,15 @@ def _write_on_nodes(
                 if running and sum(sent_bytes for _, sent_bytes, _ in running.values()) >= _MOST_SENT_BYTES:
                     break
                 number, job = todo.popleft()
-                ids = np.fromiter(ordered_ids(job.positions, len(source.table), options), np.int64)
+                ids = ordered_ids(job.positions, len(source.table), options)
                 order = pickled_order(job, source, ids, folder, output)
                 size_bytes = int(source.table.sizes()[ids].sum())
                 running[task.remote(writer_versions(), order)] = number, len(order), size_bytes
 
             (done, *_), _ = ray.wait(list(running), num_returns=1)
             number, _, size_bytes = running.pop(done)
-            finished: FinishedAttempt = ray.get(done)
-            folder.adopt(finished)
-            written[number] = finished.written
+            written[number], files = ray.get(done)
+            folder.adopt(written[number], files)
             progress.advance(len(jobs[number].positions), size_bytes)
     return written
 

@@ -18,6 +18,7 @@ from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_header import version_path
 from feeder.shard.format.set_index import SetIndex
+from feeder.shard.source.labels import name_numbers
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import local_path, shown_place
 from feeder.shard.write.encode import check_encoder
@@ -93,7 +94,7 @@ def _append(
 ) -> ShardSummary:
     """Adds the samples of an open source to an open set; see :func:`append`."""
     engine = functools.partial(write_in_threads, options)
-    run = Run(folder, source, options, progress, started_s, engine, before=before, codebooks=index.codebooks)
+    run = Run(folder, source, options, progress, started_s, engine, before, index.codebooks)
     run.start()
     shards = len(before.shards)
     first_digest = source.digest()  # before its labels are the set's
@@ -151,8 +152,7 @@ def _join_classes(source: Source, index: SetIndex) -> list[str] | None:
         raise SourceError(
             f"{source.root}: samples of a manifest and others do not go into one set, as only those have rows"
         )
-    labels = source.table.columns()["labels"]
-    largest = int(labels.max(initial=-1))
+    largest = int(source.table.labels().max(initial=-1))
     if found is None:
         if known is not None and largest >= len(known):
             raise SourceError(f"{source.root}: has a label {largest}, the set names of {len(known)} classes only")
@@ -162,8 +162,7 @@ def _join_classes(source: Source, index: SetIndex) -> list[str] | None:
             raise SourceError(f"{source.root}: its labels are class names, those of the set numbers without names")
         return found
     names = [*known, *(name for name in found if name not in set(known))]
-    places = {name: label for label, name in enumerate(names)}
-    mapping = np.array([places[name] for name in found], np.int64)
+    mapping = name_numbers(found, names)
     if (mapping != np.arange(len(mapping))).any():
         source.table.relabel(mapping)
         source.replaces_cls = True

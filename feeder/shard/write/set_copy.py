@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import ASKED_INDEXES, SetIndex
 from feeder.shard.store.open_store import open_store
-from feeder.shard.store.store import RANGE_BYTES, Store, download
+from feeder.shard.store.store import Entry, Store, download
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.files import exclusive_lock, open_regular
@@ -30,10 +31,11 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+@dataclass(eq=False)
 class SetCopy:
     """A shard set as runs and tools read and change it: in its own folder, or a copy of one in a store.
 
-    Args:
+    Attributes:
         path: The folder or index file to read.
         shown: The set's name in messages.
         store: Its store; None for a local set.
@@ -41,19 +43,11 @@ class SetCopy:
         mirror: Brings the indexes of shards in the store, for one that is read.
     """
 
-    def __init__(
-        self,
-        path: str,
-        shown: str,
-        store: Store | None = None,
-        lock: StoreLock | None = None,
-        mirror: _StoreMirror | None = None,
-    ) -> None:
-        self.path = path
-        self.shown = shown
-        self.store = store
-        self.lock = lock
-        self._mirror = mirror
+    path: str
+    shown: str
+    store: Store | None = None
+    lock: StoreLock | None = None
+    mirror: _StoreMirror | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -115,7 +109,7 @@ class SetCopy:
         path = self.path
         if os.path.isdir(path) or not os.path.exists(path):
             path = os.path.join(path, INDEX_NAME)
-        return open_index(path) if self._mirror is None else SetIndex(path, self._mirror, most_open=ASKED_INDEXES)
+        return open_index(path) if self.mirror is None else SetIndex(path, self.mirror, most_open=ASKED_INDEXES)
 
     @property
     def is_copy(self) -> bool:
@@ -240,6 +234,4 @@ class _StoreMirror:
 
     def _fetch(self, path: str, name: str, size_bytes: int) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            for start in range(0, size_bytes, RANGE_BYTES):
-                file.write(self._store.get(name, start, min(start + RANGE_BYTES, size_bytes)))
+        download(self._store, Entry(name, size_bytes), path)

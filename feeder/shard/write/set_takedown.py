@@ -15,7 +15,7 @@ import glob
 import json
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,9 +59,9 @@ class TakedownSummary:
     samples: int
     already: int
     shards: int
-    versions: list[int] = field(default_factory=list)
-    duplicates: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    versions: list[int]
+    duplicates: list[str]
+    left: list[str]
 
 
 def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | None = None) -> TakedownSummary:
@@ -156,11 +156,9 @@ class _Takedown:
         for number, own in self._each() if wanted else ():
             dead = own.taken_down()
             gone |= {hashes[each] for each in dead.values() if each in hashes}
-            texts, live = [*map(own.key, range(own.samples))], []
-            for row, key in enumerate(texts):
-                if key in wanted and row not in dead:
-                    live.append(row)
-                    found.add(key)
+            texts = [*map(own.key, range(own.samples))]
+            live = [row for row, key in enumerate(texts) if key in wanted and row not in dead]
+            found.update(texts[row] for row in live)
             if live:
                 plan[number] = {row: key_hash(texts[row]) for row in live}
                 records = own.rows()
@@ -301,12 +299,11 @@ def _short(key: str) -> str:
 
 def _out_of_reach(*, is_store: bool) -> list[str]:
     """Returns what may still have the bytes, a line each."""
-    lines = [
+    return [
         "loaders that have the set open: end them",
         "caches of remote sets, until a loader opens the set again there",
         "the source, exports, and other copies of the set",
-        "snapshots and backups of the disk, and its free blocks",
+        "old versions and snapshots of the bucket's objects, where it keeps them"
+        if is_store
+        else "snapshots and backups of the disk, and its free blocks",
     ]
-    if is_store:
-        lines[-1] = "old versions and snapshots of the bucket's objects, where it keeps them"
-    return lines

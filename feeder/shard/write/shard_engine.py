@@ -39,7 +39,7 @@ def write_in_threads(
         advanced.append(size_bytes)
 
     def write_one(job: ShardJob) -> WrittenShard:
-        ids = ordered_ids(job.positions, len(source.table), options)
+        ids = ordered_ids(job.positions, len(source.table), options).tolist()
         written = write_shard(job, source, ids, folder.path, folder.work, advance)
         # The record first: what a killed run leaves in a store is known by it.
         record = folder.part(record_name(job.name))

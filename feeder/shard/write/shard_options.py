@@ -18,6 +18,7 @@ from feeder.system.text import count
 __all__ = ["ENGINES", "REJECTED_NAME", "TAKEDOWN_NAME", "ShardOptions", "ShardSummary"]
 
 ENGINES = ("local", "ray")
+_SETTINGS = ("seed", "shuffle", "shard_size_bytes", "samples_per_shard", "image_field", "max_file_bytes")
 
 TAKEDOWN_NAME = "takedown.json"  # while samples are being taken down
 REJECTED_NAME = "rejected.jsonl"
@@ -82,27 +83,15 @@ class ShardOptions:
 
     def with_settings(self, settings: Mapping[str, Any]) -> ShardOptions:
         """Returns the options with the settings of a set, see :meth:`settings`."""
-        return replace(
-            self,
-            seed=settings["seed"],
-            shuffle=settings["shuffle"],
-            shard_size_bytes=settings["shard_size_bytes"] or self.shard_size_bytes,
-            samples_per_shard=settings["samples_per_shard"],
-            image_field=settings["image_field"],
-            max_file_bytes=settings["max_file_bytes"],
-            encode=EncodeOptions.of_settings(settings),
-        )
+        own = {name: settings[name] for name in _SETTINGS}
+        size_bytes = settings["shard_size_bytes"] or self.shard_size_bytes
+        return replace(self, **own | {"shard_size_bytes": size_bytes}, encode=EncodeOptions.of_settings(settings))
 
     def settings(self) -> dict[str, Any]:
         """Options that the result depends on."""
-        return {
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "shard_size_bytes": self.shard_size_bytes if self.samples_per_shard is None else None,
-            "samples_per_shard": self.samples_per_shard,
-            "image_field": self.image_field,
-            "max_file_bytes": self.max_file_bytes,
-        } | self.encode.settings()
+        size_bytes = self.shard_size_bytes if self.samples_per_shard is None else None
+        own = {name: getattr(self, name) for name in _SETTINGS}
+        return own | {"shard_size_bytes": size_bytes} | self.encode.settings()
 
 
 @dataclass(frozen=True)

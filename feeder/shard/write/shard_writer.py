@@ -21,15 +21,15 @@ from feeder.errors import DecodeError, ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.tar import TarWriter
-from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.image_field import is_mask_field
-from feeder.shard.source.image_file import has_other_extension, looks_like_image
+from feeder.shard.source.image_file import UNREADABLE, has_other_extension, looks_like_image
+from feeder.shard.source.sample_table import SampleTable
 from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.shard.write.encode import EncodedImage, EncodeOptions, Encoder
 from feeder.shard.write.set_writer import index_path
 from feeder.system.files import atomic_file
 
-__all__ = ["ShardJob", "Stopped", "WrittenShard", "read_sample", "record_name", "write_shard"]
+__all__ = ["ShardJob", "Stopped", "WrittenShard", "add_row", "read_sample", "record_name", "write_shard"]
 
 # Any file may lie in a folder; in other sources each input claims to be an image.
 _FOLDERS = (SourceKind.CLASS_FOLDERS, SourceKind.FLAT_FOLDER)
@@ -180,36 +180,14 @@ class _ShardWriter:
             self._rejected.append(Rejection(path, reason, bad))
             return
 
-        table = self._source.table
         key = f"{number:0{self._job.key_digits}d}"
-        data, info = encoded.data, encoded.info
-        offset = tar.add(f"{key}.{field}", data)
-        checksum = zlib.crc32(data)
-        members = []
-        for name, value in fields:
-            members.append((name, tar.add(f"{key}.{name}", value), len(value)))
-            checksum = zlib.crc32(value, checksum)
-
-        self._formats[info.extension] += 1
+        image, *members = [
+            (name, tar.add(f"{key}.{name}", data), data) for name, data in [(field, encoded.data), *fields]
+        ]
+        self._formats[encoded.info.extension] += 1
         self._encoded[encoded.outcome] += 1
         self._clipped += encoded.clipped
-        self.builder.add(
-            key=key.encode(),
-            path=table.path(i),
-            field=field,
-            offset=offset,
-            length=len(data),
-            label=table.label(i),
-            width=info.width_px,
-            height=info.height_px,
-            orientation=info.orientation,
-            source_bytes=table.size(i),
-            crc32=checksum,
-            members=members,
-            rows=row_data(data),
-            target=table.target(i),
-            source_row=table.row(i) if table.is_numbered else 0,
-        )
+        add_row(self.builder, self._source.table, i, key.encode(), encoded.info, image, members)
 
     def _read(self, i: int) -> tuple[str, list[tuple[str, bytes]], EncodedImage]:
         """Returns the name of a sample's image field, its other fields, and its encoded image.
@@ -230,9 +208,9 @@ class _ShardWriter:
             raise ValueError(f"its {mask}: {reason}; give it another name if it is no mask")
         self._odd_masks.update(odd.keys())
 
-        is_same_format = encoded.info.extension == info.extension
-        field = name if name and is_same_format else self._renamed(encoded.info.extension)
-        return field, self._labelled(fields, i), encoded
+        if not name or encoded.info.extension != info.extension:
+            name = _free_name(encoded.info.extension, source.table.fields.keys() - set(source.image_fields))
+        return name, self._labelled(fields, i), encoded
 
     def _labelled(self, fields: list[tuple[str, bytes]], i: int) -> list[tuple[str, bytes]]:
         """Returns the fields of a sample with its label or targets, for programs that read shards without the index."""
@@ -272,9 +250,49 @@ class _ShardWriter:
     def _path(self, i: int) -> str:
         return os.fsdecode(self._source.table.path(i))
 
-    def _renamed(self, extension: str) -> str:
-        """Returns the field name of an image in a new format: its extension, unless another field has that name."""
-        return _free_name(extension, self._source.table.fields.keys() - set(self._source.image_fields))
+
+def add_row(
+    builder: IndexBuilder,
+    table: SampleTable,
+    i: int,
+    key: bytes,
+    info: ImageInfo,
+    image: tuple[str, int, bytes],
+    members: Sequence[tuple[str, int, bytes]],
+) -> None:
+    """Adds a sample of a tar to the tar's index.
+
+    Args:
+        builder: The index.
+        table: The table of the sample.
+        i: Its number there.
+        key: Its key.
+        info: Its image's header.
+        image: Field, offset and bytes of the image.
+        members: Those of its other fields.
+    """
+    field, offset, data = image
+    checksum = zlib.crc32(data)
+    for _, _, value in members:
+        checksum = zlib.crc32(value, checksum)
+
+    builder.add(
+        key=key,
+        path=table.path(i),
+        field=field,
+        offset=offset,
+        length=len(data),
+        label=table.label(i),
+        width=info.width_px,
+        height=info.height_px,
+        orientation=info.orientation,
+        source_bytes=table.size(i),
+        crc32=checksum,
+        members=[(name, start, len(value)) for name, start, value in members],
+        rows=row_data(data),
+        target=table.target(i),
+        source_row=table.row(i) if table.is_numbered else 0,
+    )
 
 
 def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from feeder.errors import ArgumentError, ShardError
+from feeder.shard.format.manifest import Manifest
 from feeder.shard.source.layout import recognized
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
+from feeder.shard.source.pattern import fixed_start
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import Url, is_remote, local_path, shown_place
 from feeder.shard.write.encode import check_encoder
@@ -24,16 +26,7 @@ from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
 from feeder.system.ray_cluster import quiet_ray
 
-__all__ = [
-    "Progress",
-    "ShardOptions",
-    "ShardSummary",
-    "default_out",
-    "open_engine",
-    "run_sharding",
-    "shard",
-    "source_opener",
-]
+__all__ = ["default_out", "open_engine", "run_sharding", "shard", "source_opener"]
 
 _OpenSource = Callable[[str, str | None], Source]  # given a folder for scratch files, and the image field
 
@@ -71,9 +64,8 @@ def shard(
     path, out = local_path(path), local_path(out or default_out(path))
     open_it = source_opener(path, out, options)
 
-    if dry_run:
-        return _preview(open_it, out, options, progress or Progress(), force=force)
-    return run_sharding(open_it, out, options, progress or Progress(), force=force)
+    run = _preview if dry_run else run_sharding
+    return run(open_it, out, options, progress or Progress(), force=force)
 
 
 def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
@@ -139,7 +131,7 @@ def default_out(path: str) -> str:
         path = Url.parse(path.partition("?")[0].rstrip("/")).name
     name = path.rstrip("/")
     if "{" in name or "*" in name or not os.path.isdir(name):
-        name = name.partition("{")[0].partition("*")[0].rstrip("-_/") or "dataset"
+        name = fixed_start(name).rstrip("-_/") or "dataset"
         while os.path.splitext(name)[1] in (".tar", ".gz", ".tgz", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"):
             name = os.path.splitext(name)[0]
     return os.path.abspath(name) + "-shards"
@@ -187,7 +179,8 @@ def run_sharding(
             locked_output(out, force=force) as folder,
             contextlib.closing(open_it(folder.work, options.image_field or folder.image_field())) as source,
         ):
-            return Run(folder, source, options, progress, started_s, engine).run()
+            new = Manifest(options.settings(), {}, 0, 0, 0, 0, {}, {}, None, {}, [])
+            return Run(folder, source, options, progress, started_s, engine, new).run()
     except OSError as error:
         place = error.filename or shown_place(out)
         reason = error.strerror or str(error)

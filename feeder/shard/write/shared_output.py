@@ -14,31 +14,18 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from feeder.shard.format.manifest import PLAN_NAME
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.url import Url
 from feeder.shard.write.set_writer import index_path
-from feeder.shard.write.shard_writer import WrittenShard, record_name
+from feeder.shard.write.shard_writer import record_name
 from feeder.shard.write.store_lock import check_lock
 
-__all__ = ["FinishedAttempt", "SharedFolder", "SharedOutput", "SharedStore"]
-
-
-class FinishedAttempt(NamedTuple):
-    """A shard that a node has finished.
-
-    Attributes:
-        written: The shard's record.
-        folder: The folder with its files; empty if they are in the store.
-    """
-
-    written: WrittenShard
-    folder: str = ""
+__all__ = ["SharedFolder", "SharedOutput", "SharedStore"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +39,8 @@ class SharedFolder:
         return None if os.path.isdir(self.path) else os.path.dirname(os.path.dirname(self.path))
 
     @contextlib.contextmanager
-    def attempt(self) -> Iterator[str]:
-        """Makes a folder for one attempt; removes it on an error."""
+    def attempt(self, name: str) -> Iterator[str]:
+        """Makes a folder for an attempt at the shard of this name; removes it on an error."""
         folder = os.path.join(self.path, os.urandom(8).hex())
         os.mkdir(folder)  # fails once the run has ended, as the parent is gone
         try:
@@ -61,10 +48,6 @@ class SharedFolder:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-
-    def finish(self, folder: str, written: WrittenShard) -> FinishedAttempt:
-        """Hands over the files of an attempt."""
-        return FinishedAttempt(written, folder)
 
 
 @dataclass(frozen=True)
@@ -82,24 +65,24 @@ class SharedStore:
     def missing_path(self) -> str | None:
         return None
 
-    def attempt(self) -> AbstractContextManager[str]:
-        return tempfile.TemporaryDirectory(prefix="feeder-shard-")
-
-    def finish(self, folder: str, written: WrittenShard) -> FinishedAttempt:
-        """See :meth:`SharedFolder.finish`.
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[str]:
+        """Makes a folder for an attempt at the shard of this name, and puts its files into the store in the end.
 
         Raises:
             LockedError: if the run that this is for has ended.
             StoreError: if the store can't be written.
         """
-        store, name = open_store(self.url), written.record.name
-        index = Path(index_path(folder, name))
-        record = f"{os.path.dirname(PLAN_NAME)}/{record_name(name)}"
-        files = {record: Path(folder, record_name(name)), index.name: index, name: Path(folder, name)}
-        for key, file in files.items():
-            check_lock(store, self.lock_id)
-            store.put(key, file)
-        return FinishedAttempt(written)
+        with tempfile.TemporaryDirectory(prefix="feeder-shard-") as folder:
+            yield folder
+
+            store = open_store(self.url)
+            index = Path(index_path(folder, name))
+            record = f"{os.path.dirname(PLAN_NAME)}/{record_name(name)}"
+            files = {record: Path(folder, record_name(name)), index.name: index, name: Path(folder, name)}
+            for key, file in files.items():
+                check_lock(store, self.lock_id)
+                store.put(key, file)
 
 
 # An output as a node sees it; can be pickled.

@@ -8,6 +8,7 @@ network, and the lock is taken over on the condition that it is still unchanged.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -52,7 +53,7 @@ class StoreLock:
             LockedError: if another process has it.
             StoreError: if the store can't be written.
         """
-        text: dict[str, object] = {**_this_process(), "id": os.urandom(8).hex(), "renewals": 0}
+        text: dict[str, object] = {**_this_process(), "id": os.urandom(8).hex()}
         lock = cls(store, _acquired(store, json.dumps(text).encode()), text)
         thread = threading.Thread(target=lock._renew_always, name="feeder-lock", daemon=True)
         thread.start()
@@ -83,12 +84,13 @@ class StoreLock:
                 raise self._error
 
     def _renew_always(self) -> None:
-        while not self._ended.wait(RENEW_S):
-            self._text["renewals"] = int(str(self._text["renewals"])) + 1
+        for renewals in itertools.count(1):
+            if self._ended.wait(RENEW_S):
+                return
             error: FeederError | None = None
             began_s = time.monotonic()
             try:
-                content = json.dumps(self._text).encode()
+                content = json.dumps(self._text | {"renewals": renewals}).encode()
                 self._entry = self._store.put(LOCK_NAME, content, if_match=self._entry)
             except ConflictError:
                 error = _locked(self._store, "has taken it over, as this one was silent for long")

@@ -24,7 +24,8 @@ from feeder.shard.write.output_folder import OutputFolder, is_ours
 from feeder.shard.write.set_copy import at_once
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME
-from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput, SharedStore
+from feeder.shard.write.shard_writer import WrittenShard
+from feeder.shard.write.shared_output import SharedOutput, SharedStore
 from feeder.shard.write.store_lock import LOCK_NAME, StoreLock
 from feeder.system.files import DISK_FULL
 
@@ -46,8 +47,6 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(scratch, force=force, store=open_store(out, writes=True))
-        if appends and entry_of(output.store, MANIFEST_NAME) is None:
-            raise ShardError(f"{output.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
         if not appends:
             output.fetch_all(with_parts=False)
             output.refuse_foreign()
@@ -60,7 +59,7 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
 
 
 @contextlib.contextmanager
-def previewed_output(out: str, *, force: bool = False) -> Iterator[OutputFolder]:
+def previewed_output(out: str, *, force: bool) -> Iterator[OutputFolder]:
     """Opens an output folder, or a place in a store, without a lock, to look at what is there."""
     if not is_remote(out):
         yield OutputFolder(local_path(out), force=force)
@@ -114,8 +113,8 @@ class StoreOutput(OutputFolder):
         assert self.lock is not None
         yield SharedStore(self.store.url.anywhere(), self.lock.id)
 
-    def adopt(self, finished: FinishedAttempt) -> None:
-        record = finished.written.record
+    def adopt(self, written: WrittenShard, folder: str) -> None:
+        record = written.record
         self.fetch(index_path("", record.name))
         _make_hole(self.file(record.name), record.size_bytes)
 

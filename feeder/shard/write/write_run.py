@@ -26,7 +26,7 @@ from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
 from feeder.shard.write.encode import EncodeOptions, Encoder, decode_ms
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.plan import plan_shards, shard_name
+from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.set_writer import index_path, write_set
 from feeder.shard.write.shard_engine import ShardEngine
 from feeder.shard.write.shard_options import REJECTED_NAME, ShardOptions, ShardSummary
@@ -48,41 +48,29 @@ _COMPARED_IMAGES = 64  # of these, for the choice among codebooks
 _LEAST_GAIN = 0.02  # share of the bytes that a new codebook must save where the set has one
 
 
+@dataclasses.dataclass(eq=False)
 class Run:
     """Writes the samples of a source into a folder, as a new shard set or as further shards of one.
 
-    Args:
+    Attributes:
         folder: The folder.
         source: The source.
         options: Options for sharding.
         progress: Shows the run's progress.
         started_s: Time at which the run began, by the monotonic clock.
         engine: Writes the shards.
-        before: Manifest of the set that the shards are added to; None for a new set.
+        before: Manifest of the set that the shards are added to, or one without a sample.
         codebooks: For packed images: those that the set has already.
     """
 
-    def __init__(
-        self,
-        folder: OutputFolder,
-        source: Source,
-        options: ShardOptions,
-        progress: Progress,
-        started_s: float,
-        engine: ShardEngine,
-        *,
-        before: Manifest | None = None,
-        codebooks: Sequence[bytes] = (),
-    ) -> None:
-        self._folder = folder
-        self._source = source
-        self._options = options
-        self._progress = progress
-        self._started_s = started_s
-        self._engine = engine
-        self._before = before or Manifest(options.settings(), {}, 0, 0, 0, 0, {}, {}, None, {}, [])
-        self._codebooks = codebooks
-        source.max_file_bytes = options.max_file_bytes
+    folder: OutputFolder
+    source: Source
+    options: ShardOptions
+    progress: Progress
+    started_s: float
+    engine: ShardEngine
+    before: Manifest
+    codebooks: Sequence[bytes] = ()
 
     def run(self) -> ShardSummary:
         """Makes the set of the source, or finishes it. The manifest, which marks the set as complete, comes last.
@@ -91,7 +79,7 @@ class Run:
             ShardError: if the folder holds another set, or can't be written.
             SourceError: if there is no sample, or the source changes.
         """
-        source, folder, settings = self._source, self._folder, self._before.settings
+        source, folder, settings = self.source, self.folder, self.before.settings
         self.start()
         manifest = folder.manifest()
         if manifest is not None:
@@ -115,19 +103,20 @@ class Run:
         return self.summary(manifest, new)
 
     def start(self) -> None:
-        """Shows the notes on the source.
+        """Limits the files of the source, and shows the notes on it.
 
         Raises:
             SourceError: if it has no sample.
         """
-        for note in self._source.notes:
-            self._progress.note(note)
+        self.source.max_file_bytes = self.options.max_file_bytes
+        for note in self.source.notes:
+            self.progress.note(note)
         self._refuse_empty([])
 
     def _refuse_empty(self, written: Sequence[WrittenShard]) -> None:
         """Raises SourceError if the source has no sample left beside those that were rejected in these shards."""
-        if len(self._source.table) == sum(len(each.rejected) for each in written):
-            raise _no_image(self._source, [*self._source.rejected, *_rejected(written)])
+        if len(self.source.table) == sum(len(each.rejected) for each in written):
+            raise _no_image(self.source, [*self.source.rejected, *_rejected(written)])
 
     def write(self, *, is_resumed: bool) -> tuple[list[WrittenShard], list[WrittenShard]]:
         """Writes the shards of the source.
@@ -138,18 +127,18 @@ class Run:
         Returns:
             All shards, in their order, and those among them that this run wrote.
         """
-        source, folder, before, encode = self._source, self._folder, self._before, self._options.encode
-        plan = plan_shards(source, self._options)
-        names = [shard_name(len(before.shards) + number) for number in range(len(plan))]
+        source, folder, before, encode = self.source, self.folder, self.before, self.options.encode
+        plan = plan_shards(source, self.options)
+        names = [f"shard-{len(before.shards) + number:06d}.tar" for number in range(len(plan))]
         done: dict[int, WrittenShard] = {}
         if is_resumed:
-            self._progress.note(f"resuming the unfinished run in {folder.shown}")
+            self.progress.note(f"resuming the unfinished run in {folder.shown}")
             done = {number: found for number, name in enumerate(names) if (found := self._finished(name))}
 
         codebook = None
         if encode.mode == "packed" and len(done) < len(plan):
             is_sequential = encode.progressive == "sequential"
-            codebook = _chosen_codebook(source, self._options.seed, self._codebooks, sequential=is_sequential)
+            codebook = _chosen_codebook(source, self.options.seed, self.codebooks, sequential=is_sequential)
         digits = max(8, len(str(before.inputs + len(source.table) - 1)))
         jobs = {
             number: ShardJob(names[number], positions, before.inputs, digits, encode, codebook)
@@ -160,8 +149,8 @@ class Run:
         size_bytes = int(source.table.sizes().sum())
         done_samples = sum(len(plan[number]) for number in done)
         done_bytes = sum(each.record.size_bytes for each in done.values())
-        with self._progress.running(len(source.table), size_bytes, done_samples, min(done_bytes, size_bytes)):
-            new = self._engine(folder, source, jobs, self._progress)
+        with self.progress.running(len(source.table), size_bytes, done_samples, min(done_bytes, size_bytes)):
+            new = self.engine(folder, source, jobs, self.progress)
         written = [(done | new)[number] for number in range(len(plan))]
         try:
             self._refuse_empty(written)
@@ -173,21 +162,21 @@ class Run:
     def _finished(self, name: str) -> WrittenShard | None:
         """Returns the record of a shard that an earlier run finished; None if it must be written."""
         try:
-            size = os.stat(self._folder.file(name)).st_size
-            written = WrittenShard.from_json(read_regular(self._folder.part(record_name(name))))
-            ShardIndex(index_path(self._folder.path, name)).check()
+            size = os.stat(self.folder.file(name)).st_size
+            written = WrittenShard.from_json(read_regular(self.folder.part(record_name(name))))
+            ShardIndex(index_path(self.folder.path, name)).check()
         except (FileNotFoundError, FormatError, KeyError, TypeError, ValueError):  # damaged ones are written again
             return None
         return written if written.record.size_bytes == size else None
 
     def write_rejected(self, written: Sequence[WrittenShard]) -> None:
         """Writes the set's rejected inputs, those of these shards after those that it has."""
-        path = self._folder.file(REJECTED_NAME)
+        path = self.folder.file(REJECTED_NAME)
         with atomic_file(path) as file:
-            if self._before.rejected:
+            if self.before.rejected:
                 with open(path, "rb", opener=open_regular) as lines:  # a killed run may have added further ones
-                    file.writelines(itertools.islice(lines, self._before.rejected))
-            rejected = sorted([*self._source.rejected, *_rejected(written)])
+                    file.writelines(itertools.islice(lines, self.before.rejected))
+            rejected = sorted([*self.source.rejected, *_rejected(written)])
             file.writelines(json.dumps(each._asdict()).encode() + b"\n" for each in rejected)
 
     def manifest(
@@ -205,7 +194,7 @@ class Run:
             classes: Class names by label.
             record: What the manifest says of the source.
         """
-        source, before = self._source, self._before
+        source, before = self.source, self.before
         rejected = [*source.rejected, *_rejected(written)]
 
         manifest = dataclasses.replace(
@@ -224,7 +213,7 @@ class Run:
         )
         if manifest.samples + manifest.rejected != manifest.inputs:
             raise ShardError(
-                f"{self._folder.shown}: {manifest.inputs} inputs, but {manifest.samples} samples and "
+                f"{self.folder.shown}: {manifest.inputs} inputs, but {manifest.samples} samples and "
                 f"{manifest.rejected} rejected"
             )
         return manifest
@@ -237,23 +226,23 @@ class Run:
             new: The shards that this run wrote.
         """
         return ShardSummary(
-            out=self._folder.shown,
-            kind=self._source.kind,
+            out=self.folder.shown,
+            kind=self.source.kind,
             inputs=manifest.inputs,
             samples=manifest.samples,
-            rejected=manifest.rejected - self._before.rejected,
-            bad=manifest.bad - self._before.bad,
-            unreadable_folders=self._source.unreadable_folders,
+            rejected=manifest.rejected - self.before.rejected,
+            bad=manifest.bad - self.before.bad,
+            unreadable_folders=self.source.unreadable_folders,
             encoded=manifest.encoded,
-            clipped=manifest.clipped - self._before.clipped,
+            clipped=manifest.clipped - self.before.clipped,
             shards=len(manifest.shards),
             bytes=sum(each.size_bytes for each in manifest.shards),
             classes=len(manifest.classes or ()),
             written_shards=len(new),
             written_samples=sum(each.record.samples for each in new),
-            seconds=time.monotonic() - self._started_s,
-            max_bad=self._options.max_bad,
-            notes=self._source.notes,
+            seconds=time.monotonic() - self.started_s,
+            max_bad=self.options.max_bad,
+            notes=self.source.notes,
         )
 
     def _advise(self, manifest: Manifest, written: Sequence[WrittenShard]) -> None:
@@ -262,14 +251,13 @@ class Run:
             for field, number in _total(each.odd_masks for each in written).items()
         ]
         bad = collections.Counter(each.reason for each in _rejected(written) if each.bad)
-        for reason, number in bad.most_common(_SHOWN_REASONS):
-            notes.append(f"{count(number, 'image')} rejected: {reason}")
+        notes += [f"{count(number, 'image')} rejected: {reason}" for reason, number in bad.most_common(_SHOWN_REASONS)]
         others = sum(number for name, number in manifest.formats.items() if name not in _FAST_FORMATS)
         if others and others >= _ADVISED_SHARE * manifest.samples:
-            notes += _format_advice(self._source, self._options.seed, f"{others} of {manifest.samples}")
+            notes += _format_advice(self.source, self.options.seed, f"{others} of {manifest.samples}")
         for note in notes:
-            self._progress.note(note)
-        self._source.notes += notes
+            self.progress.note(note)
+        self.source.notes += notes
 
 
 def _rejected(written: Iterable[WrittenShard]) -> list[Rejection]:
@@ -300,10 +288,7 @@ def _no_image(source: Source, rejected: list[Rejection]) -> SourceError:
 
 def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     """Returns the sum of several counts, by name."""
-    found: collections.Counter[str] = collections.Counter()
-    for outcomes in counts:
-        found.update(outcomes)
-    return dict(sorted(found.items()))
+    return dict(sorted(sum(map(collections.Counter, counts), collections.Counter[str]()).items()))
 
 
 def _chosen_codebook(source: Source, seed: int, known: Sequence[bytes], *, sequential: bool) -> bytes:

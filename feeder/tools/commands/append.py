@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
     command.add_argument("src", metavar="MORE", nargs="?", help="a source, as for feeder shard")
     add_source(command)
     add_output(command)
-    command.set_defaults(run=run, on_interrupt="the set is as it was; the same command resumes")
+    command.set_defaults(on_interrupt="the set is as it was; the same command resumes")
 
 
 def run(arguments: argparse.Namespace) -> int:

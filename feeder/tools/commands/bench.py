@@ -49,8 +49,6 @@ def add(commands: Any) -> None:
     command.add_argument("--json", metavar="FILE", help="also write the result and the machine to this file")
     command.add_argument("-q", "--quiet", action="store_true", help="print only the tables, not each run")
 
-    command.set_defaults(run=run)
-
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.system.files import check_writable

@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from feeder.errors import ArgumentError
-from feeder.system.text import printable, say
+from feeder.system.text import say
 from feeder.tools.commands.common import check_pages
 
 __all__ = ["add", "run"]
@@ -47,8 +47,6 @@ def add(commands: Any) -> None:
         help="version of the set (default: the newest, or --state's)",
     )
 
-    command.set_defaults(run=run)
-
 
 def run(arguments: argparse.Namespace) -> int:
     check_pages("feeder browse")
@@ -75,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     app = make_app(view, training)
     with _listening(arguments.port) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={app.state.token}"
-        say(printable(f"{arguments.set}: open {url}"))
+        say(f"{arguments.set}: open {url}")
         say("Ctrl-C ends it")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
         server.run(sockets=[listening])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import EXIT_ERROR, add_output, size_bytes
+from feeder.tools.commands.common import EXIT_ERROR, add_output, say_json, size_bytes
 
 __all__ = ["add", "run"]
 
@@ -31,7 +30,6 @@ def add(commands: Any) -> None:
         "use stay",
     )
     add_output(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,10 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     total = sum(each.size_bytes for each in sets)
     if arguments.json:
         extra = {} if freed is None else {"freed_bytes": freed}
-        say(json.dumps({"cache": cache, "size_bytes": total, "sets": [each._asdict() for each in sets], **extra}))
+        say_json({"cache": cache, "size_bytes": total, "sets": [each._asdict() for each in sets], **extra})
     elif not arguments.quiet:
         held = f"{total / 1e9:,.3f} GB of {count(len(sets), 'remote set', 'remote sets')}" if sets else "nothing cached"
-        say(printable(f"{cache}: {held}"))
+        say(f"{cache}: {held}")
         for each in sets:
             use = ", in use" if each.is_used else ""
             say(printable(f"  {each.size_bytes / 1e9:9,.3f} GB  {each.url}{use}"))

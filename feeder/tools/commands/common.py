@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -12,7 +14,6 @@ from feeder.errors import ArgumentError
 from feeder.system.text import say
 
 __all__ = [
-    "EXIT_DAMAGED",
     "EXIT_ERROR",
     "EXIT_INTERRUPTED",
     "EXIT_SHORT",
@@ -24,12 +25,12 @@ __all__ = [
     "add_work",
     "check_pages",
     "noting",
+    "say_json",
     "share",
     "size_bytes",
 ]
 
 EXIT_ERROR = 1
-EXIT_DAMAGED = 1
 EXIT_USAGE = 2
 EXIT_SHORT = 3
 EXIT_TOO_MANY_BAD = 3
@@ -81,6 +82,11 @@ def share(text: str) -> float:
 def noting(quiet: bool) -> Callable[[str], None]:
     """Returns what takes the lines about each run of a measurement: they go to stderr, if at all."""
     return (lambda line: None) if quiet else (lambda line: say(line, file=sys.stderr))
+
+
+def say_json(value: object) -> None:
+    """Prints a result as one JSON object, dataclasses by the names of their fields."""
+    say(json.dumps(value, default=dataclasses.asdict))
 
 
 def add_labels(command: Any, what: str) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.system.text import count, say
-from feeder.tools.commands.common import EXIT_DAMAGED, add_output
+from feeder.tools.commands.common import EXIT_ERROR, add_output, say_json
 from feeder.tools.terminal import columns
 
 __all__ = ["add", "run"]
@@ -42,7 +41,6 @@ def add(commands: Any) -> None:
         help="run the script that follows, with its arguments, on a GPU, and list the lines that wait for the GPU; "
         "everything after this option belongs to the script",
     )
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,14 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
         findings = [finding for finding in findings if finding.level in ("warning", "problem")]
     found = counts(findings)
     if arguments.json:
-        say(json.dumps(to_json(findings)))
+        say_json(to_json(findings))
     elif findings or not arguments.quiet:
         if findings:
             takes_color = sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
             say(render(findings, columns()) + "\n", style=colored if takes_color else str)
         say(", ".join(count(found[level], level) for level in ("problem", "warning", "note")))
     bad = found["problem"] + (found["warning"] if arguments.strict else 0)
-    return code or (EXIT_DAMAGED if bad else 0)
+    return code or (EXIT_ERROR if bad else 0)
 
 
 def _run(arguments: argparse.Namespace) -> tuple[int, list[Any]]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 from typing import Any
 
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import add_output
+from feeder.tools.commands.common import add_output, say_json
 
 __all__ = ["add", "run"]
 
@@ -32,7 +30,6 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--out", metavar="DIR", required=True, help="new or empty folder, also in a store")
     add_output(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     summary = export(arguments.dir, arguments.out, progress=terminal_progress(arguments.quiet))
     if arguments.json:
-        say(json.dumps(dataclasses.asdict(summary)))
+        say_json(summary)
     elif not arguments.quiet:
         images = summary.unpacked + summary.copies + summary.stored
         say(f"{count(images, 'image')}\n  to        {printable(summary.out)}")

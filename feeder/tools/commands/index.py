@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
 from typing import Any
 
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share
+from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, say_json, share
 
 __all__ = ["add", "run"]
 
@@ -38,7 +36,6 @@ def add(commands: Any) -> None:
     command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
     add_labels(command, "key of the samples' json")
     add_output(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     rejected = [rejection._asdict() for rejection in summary.rejected]
     if arguments.json:
-        say(json.dumps(dataclasses.asdict(summary) | {"rejected": rejected}))
+        say_json(vars(summary) | {"rejected": rejected})
     elif not arguments.quiet:
         say(f"{count(summary.samples, 'sample')} in {count(summary.shards, 'tar')}")
         say(f"  index     {printable(summary.path)}")

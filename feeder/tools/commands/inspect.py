@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 from typing import Any
 
 from feeder.errors import ArgumentError, FeederError
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import EXIT_DAMAGED
+from feeder.tools.commands.common import EXIT_ERROR, say_json
 
 __all__ = ["add", "run"]
 
@@ -37,7 +35,6 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--workers", type=int, metavar="N", help="threads for --verify (default: one per core)")
     command.add_argument("--json", action="store_true", help="print one JSON object")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,14 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
             raise
     if arguments.json:
         found = None if damages is None else [damage._asdict() for damage in damages]
-        say(json.dumps(dataclasses.asdict(report) | {"damages": found}))
+        say_json(vars(report) | {"damages": found})
     else:
         say(render(report))
         if damages is not None:
             say(f"\n  verified: {count(len(damages), 'problem')}")
             for damage in damages:
                 say(f"    {_line(damage)}")
-    return EXIT_DAMAGED if damages else 0
+    return EXIT_ERROR if damages else 0
 
 
 def _line(damage: Any) -> str:

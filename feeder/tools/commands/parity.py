@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from feeder.system.text import say
-from feeder.tools.commands.common import EXIT_ERROR, add_output, check_pages
+from feeder.tools.commands.common import EXIT_ERROR, add_output, check_pages, say_json
 
 __all__ = ["add", "run"]
 
@@ -51,7 +50,6 @@ def add(commands: Any) -> None:
         help="also write a page: differences by recipe, and pictures of those that are largest",
     )
     add_output(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if page is not None:
         write_text(arguments.html, page.html(arguments.dir, report))
     if arguments.json:
-        say(json.dumps(report.to_json()))
+        say_json(report.to_json())
     elif not arguments.quiet:
         say(report.render() + ("" if page is None else f"\n  page: {arguments.html}"))
     return 0 if report.passed else EXIT_ERROR

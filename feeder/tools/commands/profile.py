@@ -25,7 +25,6 @@ def add(commands: Any) -> None:
 
     command.add_argument("script", metavar="SCRIPT", help="the training script")
     command.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import add_output
+from feeder.tools.commands.common import add_output, say_json
 
 __all__ = ["add", "run"]
 
@@ -35,7 +34,6 @@ def add(commands: Any) -> None:
     command.add_argument("--rank", type=int, metavar="R", default=0, help="rank whose batch it is (default: 0)")
     command.add_argument("--out", metavar="DIR", help="write the images as PNG files to a new folder")
     add_output(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         listed = [{"id": i, "key": key, "path": path} for i, key, path in rows]
         head = {"epoch": epoch, "step": arguments.step, "rank": arguments.rank}
         taken_down = [{"id": i, "substitute": other} for i, other in samples.taken_down.items()]
-        say(json.dumps({**head, "samples": listed, "substitutions": substitutions, "taken_down": taken_down}))
+        say_json({**head, "samples": listed, "substitutions": substitutions, "taken_down": taken_down})
     elif not arguments.quiet:
         say(f"epoch {epoch}, step {arguments.step}, rank {arguments.rank}: {count(len(samples.ids), 'sample')}")
         for i, key, path in rows:
@@ -78,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         if why:
             say(f"{why}: its images are not known here, nor which of these samples were bad")
         elif arguments.out is not None:
-            say(printable(f"images written to {arguments.out}"))
+            say(f"images written to {arguments.out}")
     if arguments.out is not None:
         with naming(arguments.state):
             refuse_without_images(state)

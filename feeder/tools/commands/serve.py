@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import size_bytes
+from feeder.tools.commands.common import say_json, size_bytes
 
 __all__ = ["add", "run"]
 
@@ -73,7 +72,6 @@ def add(commands: Any) -> None:
     what.add_argument("--status", action="store_true", help="show nodes, jobs and images/s")
     what.add_argument("--stop", action="store_true", help="end the service")
     command.add_argument("--json", action="store_true", help="print one JSON object")
-    command.set_defaults(run=run)
 
 
 def _add_nodes(command: Any) -> None:
@@ -171,7 +169,7 @@ def run(arguments: argparse.Namespace) -> int:
         resources=dict(arguments.resource),
     )
     if arguments.json:
-        say(json.dumps(found))
+        say_json(found)
     else:
         nodes = count(len(found["servers"]), "node")
         say(f"service {printable(arguments.name)} runs on {nodes}; feeder.DataLoader(..., service={arguments.name!r})")
@@ -188,7 +186,7 @@ def _status(arguments: argparse.Namespace) -> int:
     else:
         found = service_status(directory_of(arguments.file))
     if arguments.json:
-        say(json.dumps(found))
+        say_json(found)
         return 0
     for node in found["servers"]:
         if "problem" in node:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
 from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share, size_bytes
+from feeder.tools.commands.common import (
+    EXIT_TOO_MANY_BAD,
+    IMAGE_FIELD_HELP,
+    add_labels,
+    add_output,
+    say_json,
+    share,
+    size_bytes,
+)
 from feeder.tools.terminal import size
 
 __all__ = ["add", "add_source", "report", "run", "source_options"]
@@ -68,7 +74,7 @@ def add(commands: Any) -> None:
     command.add_argument("--dry-run", action="store_true", help="only list and plan; write nothing")
 
     add_output(command)
-    command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command resumes the run")
+    command.set_defaults(on_interrupt="every finished shard is kept; the same command resumes the run")
 
 
 def _add_encoding(command: Any) -> None:
@@ -244,9 +250,9 @@ def report(summary: Any, arguments: argparse.Namespace) -> int:
     """Prints the result of a run, and returns the exit code."""
     from feeder.decoders.image_header import clipped_warning
 
-    dry_run = "dry_run" in arguments and arguments.dry_run
+    dry_run = getattr(arguments, "dry_run", False)
     if arguments.json:
-        say(json.dumps(dataclasses.asdict(summary) | {"too_many_bad": summary.too_many_bad}))
+        say_json(vars(summary) | {"too_many_bad": summary.too_many_bad})
     elif not arguments.quiet:
         _print_summary(summary, dry_run)
     elif summary.loss and not summary.too_many_bad and not dry_run:
@@ -281,19 +287,14 @@ def _print_summary(summary: Any, dry_run: bool) -> None:
     if dry_run:
         say(f"would write {what}\n  to        {printable(summary.out)}\n  rejected  {summary.rejected:,} when listed")
         return
-    if not summary.written_shards:
+    if summary.written_shards:
+        speed = f"{summary.written_samples / summary.seconds:,.0f} images/s"
+        resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
+        say(f"{what}{resumed}\n  to        {printable(summary.out)}\n  in        {summary.seconds:.1f} s ({speed})")
+        if set(summary.encoded) != {"kept"}:
+            say("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
+    else:
         say(f"nothing to do: {what}\n  in        {printable(summary.out)}")
-        _print_rejected(summary)
-        return
-    speed = f"{summary.written_samples / summary.seconds:,.0f} images/s"
-    resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
-    say(f"{what}{resumed}\n  to        {printable(summary.out)}\n  in        {summary.seconds:.1f} s ({speed})")
-    if set(summary.encoded) != {"kept"}:
-        say("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
-    _print_rejected(summary)
-
-
-def _print_rejected(summary: Any) -> None:
     if summary.rejected:
         folders = count(summary.unreadable_folders, "unreadable folder")
         among = f" ({folders})" if summary.unreadable_folders else ""

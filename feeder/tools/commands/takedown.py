@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
-from feeder.tools.commands.common import add_output
+from feeder.tools.commands.common import add_output, say_json
 
 __all__ = ["add", "run"]
 
@@ -33,7 +31,7 @@ def add(commands: Any) -> None:
     command.add_argument("keys", metavar="KEY", nargs="*", help="key of a sample, as browse and replay show it")
     command.add_argument("--from", dest="file", metavar="FILE", help="file with further keys, one on each line")
     add_output(command)
-    command.set_defaults(run=run, on_interrupt="run `feeder takedown SET` to finish it, or the same command again")
+    command.set_defaults(on_interrupt="run `feeder takedown SET` to finish it, or the same command again")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,10 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     keys = [*arguments.keys, *_read_keys(arguments.file)]
     summary = takedown(arguments.set, keys, progress=terminal_progress(arguments.quiet))
     if arguments.json:
-        say(json.dumps(dataclasses.asdict(summary)))
+        say_json(summary)
     elif not arguments.quiet:
         shards = count(summary.shards, "shard")
-        say(printable(f"{summary.set}: took down {count(summary.samples, 'sample')}, in {shards}"))
+        say(f"{summary.set}: took down {count(summary.samples, 'sample')}, in {shards}")
         if summary.already:
             say(f"  {count(summary.already, 'key')} had been taken down before")
         if summary.duplicates:

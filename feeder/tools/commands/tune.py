@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from feeder.system.text import count, say
-from feeder.tools.commands.common import EXIT_SHORT, add_work, noting
+from feeder.tools.commands.common import EXIT_SHORT, add_work, noting, say_json
 
 __all__ = ["add", "run"]
 
@@ -45,7 +44,6 @@ def add(commands: Any) -> None:
     output = command.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object with every run")
     output.add_argument("-q", "--quiet", action="store_true", help="print only the result, not each run")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         **workers,
     )
     if arguments.json:
-        say(json.dumps({"machine": machine(), "recipe": describe(*recipe), **found.to_json()}))
+        say_json({"machine": machine(), "recipe": describe(*recipe), **found.to_json()})
     else:
         say(f"{count(len(dataset), 'image')}, batch {arguments.batch_size}, {describe(*recipe)}\n{found.render()}")
     return EXIT_SHORT if found.outcome.reached is False else 0
