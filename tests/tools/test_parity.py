@@ -154,7 +154,7 @@ def test_the_page_shows_the_one_image_that_differs(images: Path, monkeypatch: py
 
 
 def test_the_page_shows_the_images_that_differ_most_first(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.tools.parity.page._SHOWN", 2)
+    monkeypatch.setattr("feeder.tools.parity.page.SHOWN", 2)
     page = ParityPage()
     recipe = T.Recipe.of([T.CenterCrop(4)])
     draws = recipe.draw(0, 0, [0], [(4, 4)])

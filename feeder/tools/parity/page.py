@@ -16,9 +16,9 @@ from feeder.tools.browse.renderer import Renderer
 from feeder.tools.parity.comparison import Compared, ParityReport
 from feeder.tools.parity.differences import FIGURES, Differences
 
-__all__ = ["ParityPage"]
+__all__ = ["SHOWN", "ParityPage"]
 
-_SHOWN = 8  # images
+SHOWN = 8  # images
 _TIMES = 16
 _DIFFERENCE = f"difference x {_TIMES} (grey = equal)"
 _STYLE = Path(__file__).parents[1] / "browse/static/browse.css"
@@ -60,7 +60,7 @@ class ParityPage:
             distance = float(np.sqrt(np.square(ours.astype(np.float32) - reference).mean()))
             found.append(Shown(distance, name, words, reference, ours))
         worst = max(found, key=lambda each: each.distance)
-        self._worst = sorted([*self._worst, worst], key=lambda each: -each.distance)[:_SHOWN]
+        self._worst = sorted([*self._worst, worst], key=lambda each: -each.distance)[:SHOWN]
 
     def html(self, path: str, report: ParityReport) -> str:
         """Returns the page, which needs no further file.
