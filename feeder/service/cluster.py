@@ -101,19 +101,9 @@ def start(
         ArgumentError: for a bad argument, or without Ray.
         ServiceError: if the cluster can't be joined, there is such a service, or none of its nodes can start a server.
     """
-    options = {
-        "cores": cpus,
-        "nodes": nodes,
-        "labels": dict(labels or {}),
-        "resources": dict(resources or {}),
-        "host": host,
-        "window_bytes": window_bytes,
-        "job_cores": job_cores,
-        "cache_dir": cache_dir,
-        "metrics_port": metrics_port,
-        "tcp_only": tcp_only,
-        "orphan_s": _ORPHAN_S,
-    }
+    options: dict[str, Any] = {"cores": cpus, "host": host, "window_bytes": window_bytes, "job_cores": job_cores}
+    options |= {"nodes": nodes, "labels": dict(labels or {}), "resources": dict(resources or {})}
+    options |= {"cache_dir": cache_dir, "metrics_port": metrics_port, "tcp_only": tcp_only, "orphan_s": _ORPHAN_S}
     options = _checked(name, roots, allow_modules, options)
 
     with joined(address) as ray:

@@ -25,13 +25,13 @@ STATEMENTS = {
     "fields": 353,
     "loader": 7_938,
     "order": 1_344,
-    "service": 1_540,
+    "service": 1_542,
     "shard": 8_630,
     "system": 691,
     "tools": 4_543,
     "transforms": 2_586,
 }
-TOKENS = 451_486
+TOKENS = 451_498
 OWN_PARAMETERS = 15
 DENSE = 17
 
