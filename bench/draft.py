@@ -33,7 +33,7 @@ from feeder.decoders.decoder import View
 from feeder.decoders.packed import add_codebooks, codebook_id
 from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.tools.bench.result_file import interleave, save, spread
-from feeder.tools.parity.comparison import Differences, crop_ratio
+from feeder.tools.parity.differences import Differences, crop_ratio
 from feeder.tools.terminal import table
 from feeder.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, Recipe
 

@@ -1,7 +1,7 @@
 """Checks that every decode backend must pass, on images that they make themselves.
 
 A backend is right if its pixels are those of torchvision's sequence of ops on Pillow, within the bounds of
-``feeder.tools.parity.comparison``.
+``feeder.tools.parity.differences``.
 The reference here is written with Pillow's own calls, so that the Pillow backend is held to it too.
 """
 
@@ -18,7 +18,7 @@ from PIL import Image, features
 from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import get_decoder
 from feeder.errors import BackendError, DecodeError
-from feeder.tools.parity.comparison import BOUNDS, BUCKETS, Differences, crop_ratio
+from feeder.tools.parity.differences import BOUNDS, BUCKETS, Differences, crop_ratio
 from feeder.transforms import (
     CenterCrop,
     ClampBoundingBoxes,

@@ -128,7 +128,7 @@ def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.M
 
 
 def test_the_page_shows_the_one_image_that_differs(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.BUILT_IN, "off", registry.BuiltIn(f"{__name__}:Off", "none"))
+    monkeypatch.setitem(registry.BUILT_IN, "off", (f"{__name__}:Off", "none"))
     odd = (images / "class-1/3.jpg").rename(images / "class-1/<script>.jpg")
     odd.write_bytes(odd.read_bytes() + b"odd")
     page = images.parent / "pages/parity.html"
@@ -166,7 +166,7 @@ def test_the_page_shows_the_images_that_differ_most_first(images: Path, monkeypa
 
 
 def test_images_that_one_alone_decodes_are_on_the_page(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.BUILT_IN, "off", registry.BuiltIn(f"{__name__}:Off", "none"))
+    monkeypatch.setitem(registry.BUILT_IN, "off", (f"{__name__}:Off", "none"))
     monkeypatch.setattr(Off, "fault", "picky")
     page = images.parent / "parity.html"
     assert main(["parity", os.fspath(images), "--backend", "off", "--html", os.fspath(page), "--quiet"]) == 1

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from feeder.system.arrays import Uint8s
 from feeder.tools.browse.pictures import png
-from feeder.tools.browse.renderer import Renderer
+from feeder.tools.browse.set_pages import Renderer
 from feeder.tools.parity.comparison import Compared, ParityReport
 from feeder.tools.parity.differences import FIGURES, Differences
 
