@@ -126,14 +126,10 @@ class SampleTable:
         for i in range(len(self)):
             parts = parts_of(i)
             if parts is not None:
+                row = self.row(i) if self.is_numbered else None
                 size = self.size(i) + sum(part.length for part in parts) - sum(part.length for part in self.parts(i))
-                found._take(self, i, size, parts)
+                found.add(self.path(i), size, self._mtimes[i], self.label(i), parts, self.target(i), row)
         return found
-
-    def _take(self, other: SampleTable, i: int, size: int, parts: Sequence[StoredField]) -> None:
-        """Adds sample ``i`` of another table, with another size and other parts."""
-        row = other.row(i) if other.is_numbered else None
-        self.add(other.path(i), size, other._mtimes[i], other.label(i), parts, other.target(i), row)
 
     def path(self, i: int) -> bytes:
         """Path of sample ``i``."""
@@ -165,16 +161,30 @@ class SampleTable:
         found = SampleTable()
         found.fields = dict(self.fields)
         found.targets = self.targets
-        used: dict[int, int] = {}
-        for i in ids.tolist():
-            parts = []
-            for part in self.parts(i):
-                if part.container == OWN_FILE:
-                    parts.append(found.add_file(part.field, self.file(part.offset), part.length))
-                else:
-                    parts.append(part._replace(container=used.setdefault(part.container, len(used))))
-            found._take(self, i, self.size(i), parts)
-        return found, list(used)
+        starts, places = _gathered(self._path_starts, ids)
+        found._path_starts = array("q", starts.tobytes())
+        found._paths = bytearray(np.frombuffer(self._paths, np.uint8)[places].tobytes())
+        for name in ("_sizes", "_mtimes", "_labels", *(("_rows",) if self.is_numbered else ())):
+            setattr(found, name, _taken(getattr(self, name), ids))
+        if self.targets:
+            targets = np.frombuffer(self._target, np.float32).reshape(-1, len(self.targets))
+            found._target = array("f", targets[ids].tobytes())
+
+        starts, places = _gathered(self._part_starts, ids)
+        found._part_starts = array("q", starts.tobytes())
+        for name in ("_part_fields", "_part_containers", "_part_offsets", "_part_lengths"):
+            setattr(found, name, _taken(getattr(self, name), places))
+
+        containers = np.frombuffer(found._part_containers, np.int32)
+        used = np.unique(containers[containers != OWN_FILE])
+        for k, container in enumerate(containers.tolist()):
+            if container == OWN_FILE:
+                path = self.file(found._part_offsets[k])
+                found._part_offsets[k] = found.add_file("", path, found._part_lengths[k]).offset
+        shared = containers != OWN_FILE
+        renumbered = np.where(shared, np.searchsorted(used, containers), OWN_FILE).astype(np.int32)
+        found._part_containers = array("i", renumbered.tobytes())
+        return found, used.tolist()
 
     def move_parts(self, container: int, read: Callable[[int, int], bytes]) -> bytes:
         """Copies the fields in a container to one that has nothing else, and returns its bytes.
@@ -260,3 +270,17 @@ class SampleTable:
         if self._files:
             digest.update(self._files)
         return digest.hexdigest()
+
+
+def _taken(column: array[int], ids: Int64s) -> array[int]:
+    """Returns these rows of a column."""
+    values = np.frombuffer(column, np.dtype(column.typecode)) if len(column) else np.empty(0, column.typecode)
+    return array(column.typecode, values[ids].tobytes())
+
+
+def _gathered(starts: array[int], ids: Int64s) -> tuple[Int64s, Int64s]:
+    """Returns the starts of these rows when they lie one after another, and the place of each of their values now."""
+    before = np.frombuffer(starts, np.int64)
+    lengths = before[ids + 1] - before[ids]
+    after = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return after, np.repeat(before[ids] - after[:-1], lengths) + np.arange(after[-1])
