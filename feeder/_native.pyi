@@ -836,7 +836,7 @@ class PartRunner:
         Args:
             index: The set's index.
             open_shards: The calling thread's open shards.
-            shards, rows, per_shard: The samples, see :class:`feeder.shard.format.index_file.Located`.
+            shards, rows, per_shard: The samples, see :class:`feeder.shard.format.set_index.SetIndex.located`.
             ids: int64 [N], ids of the samples in the dataset.
             repeats: int64 [N]. The key of a sample's draws is its id and ``repeats`` times ``samples``.
             samples: Number of samples of the dataset.

@@ -146,8 +146,8 @@ def _reader(dataset: Any, files: Files, targets: Sequence[Any], kind: type | Non
     return reader
 
 
-def _pairs(dataset: Any) -> ForeignReader:
-    pairs = dataset.samples if hasattr(dataset, "samples") else dataset._samples
+def _pairs(dataset: Any, name: str = "samples") -> ForeignReader:
+    pairs = getattr(dataset, name)
     return _reader(dataset, [file for file, _ in pairs], [target for _, target in pairs])
 
 
@@ -301,13 +301,14 @@ def _cell(name: str, row: Any) -> bytes:
     return read_image(value["path"]) if value["bytes"] is None else value["bytes"]
 
 
+_OWN_PAIRS = partial(_pairs, name="_samples")
 # By the class whose dataset[i] reads the samples.
 _KINDS: dict[str, Callable[[Any], ForeignReader]] = {
     "torchvision.datasets.folder.DatasetFolder": _pairs,
-    "torchvision.datasets.gtsrb.GTSRB": _pairs,
-    "torchvision.datasets.imagenette.Imagenette": _pairs,
-    "torchvision.datasets.rendered_sst2.RenderedSST2": _pairs,
-    "torchvision.datasets.stanford_cars.StanfordCars": _pairs,
+    "torchvision.datasets.gtsrb.GTSRB": _OWN_PAIRS,
+    "torchvision.datasets.imagenette.Imagenette": _OWN_PAIRS,
+    "torchvision.datasets.rendered_sst2.RenderedSST2": _OWN_PAIRS,
+    "torchvision.datasets.stanford_cars.StanfordCars": _OWN_PAIRS,
     "torchvision.datasets.clevr.CLEVRClassification": _files_and_labels,
     "torchvision.datasets.dtd.DTD": _files_and_labels,
     "torchvision.datasets.fgvc_aircraft.FGVCAircraft": _files_and_labels,

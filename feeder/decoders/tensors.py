@@ -61,7 +61,7 @@ def numbered(device: torch.device, backend: str) -> torch.device:
     if not torch.cuda.is_available():
         raise BackendError(
             f"backend {backend!r} on a CUDA device: torch {torch.__version__} finds none; check `nvidia-smi`, install "
-            "a torch build for CUDA, or use backend='cpu'"
+            f"a torch build for CUDA, or use {'device' if backend == 'dali' else 'backend'}='cpu'"
         )
     return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 HEARTBEAT_S = 0.25
-_PROTOCOL = 3
+_PROTOCOL = 4
 _MAGIC = b"fd"
 HEAD = struct.Struct("<2sBxIQ")  # magic, kind, bytes of JSON, bytes of the payload
 _SCRATCH_BYTES = 1 << 16

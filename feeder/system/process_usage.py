@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -104,11 +105,10 @@ def stat_fields(pid: int | str) -> list[str] | None:
 def _family(root: int | None) -> dict[int, list[str]]:
     """Returns :func:`stat_fields` of a process and of its descendants by process id."""
     found = [os.getpid() if root is None else root]
-    for parent in found:  # by its list of children: a machine may have thousands of other processes
-        with contextlib.suppress(OSError):  # it has ended
-            for task in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
-                    found += map(int, file.read().split())
+    for parent in found:  # by its threads' lists of children: a machine may have thousands of other processes
+        for path in glob.glob(f"/proc/{parent}/task/*/children"):
+            with contextlib.suppress(OSError), open(path, encoding="ascii") as file:  # the thread has ended
+                found += map(int, file.read().split())
     return {pid: fields for pid in found if (fields := stat_fields(pid))}
 
 

@@ -65,8 +65,10 @@ class PillowDecoder(Decoder):
         is_float = False
         for op in recipe.ops:
             is_float = is_float or (isinstance(op, _VALUE_OPS) and not _keeps_uint8(op))
-            known = {*(ARRAY_OPS if is_float else IMAGE_OPS), *_VALUE_OPS}
-            unknown = [each for each in (op, *op.inner_ops) if type(each) not in known]
+            known = ARRAY_OPS if is_float else IMAGE_OPS
+            unknown = [
+                each for each in (op, *op.inner_ops) if not isinstance(each, _VALUE_OPS) and type(each) not in known
+            ]
             if unknown:
                 raise BackendError(
                     f"backend 'pillow' can't run {type(unknown[0]).__name__}, which is no op of feeder.transforms; "

@@ -52,6 +52,7 @@ STAGE_WORDS = _FIRST_BUCKET + _BUCKETS
 _ALL_STAGES = len(STAGES) * STAGE_WORDS
 METER_WORDS = _ALL_STAGES + 2  # the sums over parts: their number, and the time that they took in all
 _DECODING = ("draw", "cut", "decode", "transform")
+_BESIDE = ("read", "fetch", "collate", "write")  # the other stages of a part
 _AT = {name: k * STAGE_WORDS for k, name in enumerate(STAGES)}
 
 
@@ -71,10 +72,11 @@ def part_sums(words: Int64s) -> dict[str, int]:
     parts, busy_ns = sums[_ALL_STAGES:].tolist()
     stages = dict(zip(STAGES, stage_rows(sums)[0].tolist(), strict=True))
     read, decode_ns = stages["read"], sum(stages[name][_TOTAL] for name in _DECODING)
+    others_ns = sum(stages[name][_TOTAL] for name in _BESIDE)
     return {
         "parts": parts,
         "read_ns": read[_TOTAL],
-        "decode_ns": max(0, min(decode_ns, busy_ns - read[_TOTAL])),  # several threads may decode at a time
+        "decode_ns": max(0, min(decode_ns, busy_ns - others_ns)),  # several threads may decode at a time
         "busy_ns": busy_ns,
         "encoded_bytes": read[_BYTES],
     }

@@ -95,10 +95,11 @@ def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MA
         check_start(os.pread(descriptor, START_BYTES, offset))
 
 
-def check_length(length: int, max_bytes: int) -> None:
-    """Raises ValueError if an image or another field is too large to be read."""
+def check_length(length: int, max_bytes: int, field: str = "") -> None:
+    """Raises ValueError if an image or another field is too large to be read; it names the field if it is given."""
     if length > max_bytes:
-        raise ValueError(f"{length:,} bytes are more than the {max_bytes:,} that an image or field may have")
+        what = f"{field}: " if field else ""
+        raise ValueError(f"{what}{length:,} bytes are more than the {max_bytes:,} that an image or field may have")
 
 
 def check_start(head: bytes) -> None:

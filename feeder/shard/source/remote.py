@@ -96,7 +96,7 @@ class RemoteSource(Source):
         if end - start > needed + _GAP_BYTES or needed > self.max_file_bytes:
             return super().read(i)
         for part in parts:
-            check_length(part.length, self.max_file_bytes)
+            check_length(part.length, self.max_file_bytes, part.field)
         data = self._get(entry, start, end)
         return [(part.field or None, data[part.offset - start :][: part.length]) for part in parts]
 
@@ -104,7 +104,7 @@ class RemoteSource(Source):
         entry = self._entry(part.container)
         if entry is None:
             return super().read_part(part)
-        check_length(part.length, self.max_file_bytes)
+        check_length(part.length, self.max_file_bytes, part.field)
         return self._get(entry, part.offset, part.offset + part.length)
 
     def _entry(self, container: int) -> Entry | None:

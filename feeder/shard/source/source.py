@@ -271,7 +271,7 @@ class Source:
                 raise ValueError(f"its {part.field}: {error}") from None
         container = self.containers[part.container]
         descriptor = self._descriptors.get(part.container)
-        check_length(part.length, self.max_file_bytes)
+        check_length(part.length, self.max_file_bytes, part.field)
         if container.data is not None:
             data = container.data[part.offset : part.offset + part.length]
         elif descriptor is not None:

@@ -134,7 +134,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
             first = list(itertools.islice(later, _SNIFFED_ROWS))
             listing.resolve([row for _, row in first if isinstance(row, dict)])
             rows = itertools.chain(first, later)
-            if isinstance(source, RemoteSource):
+            if isinstance(source, RemoteSource) and not listing._columns.image:
                 with contextlib.closing(ahead(partial(listing.look_up, source.store), rows, _REQUESTS)) as found:
                     for row, image in found:
                         listing.add(*row, image)

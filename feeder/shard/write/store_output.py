@@ -47,6 +47,8 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(scratch, force=force, store=open_store(out, writes=True))
+        if appends and entry_of(output.store, MANIFEST_NAME) is None:
+            raise ShardError(f"{output.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
         if not appends:
             output.fetch_all(with_parts=False)
             output.refuse_foreign()
