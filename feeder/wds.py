@@ -26,7 +26,7 @@ from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.image_header import is_image_field
 from feeder.decoders.registry import check_name
 from feeder.errors import ArgumentError, DecodeError
-from feeder.system.arguments import check_int
+from feeder.system.checks import check_int
 from feeder.transforms import Recipe
 from feeder.transforms.torchvision_recipes import recipe_of
 

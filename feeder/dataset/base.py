@@ -22,8 +22,8 @@ from feeder.dataset.target_values import targets_in
 from feeder.decoders.decode import drawn_seed
 from feeder.decoders.tensors import as_samples
 from feeder.errors import ArgumentError, DecodeError
-from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray, Int64s
+from feeder.system.checks import check_one_of
 from feeder.system.text import count
 from feeder.system.warning import warn
 

@@ -28,8 +28,8 @@ from feeder.order.mixture_order import MixtureOrder
 from feeder.order.mixture_shares import Shares
 from feeder.order.sample_order import Shuffle, Window
 from feeder.order.shard_sizes import ShardSizes
-from feeder.system.arguments import check_one_of
 from feeder.system.arrays import Int64s
+from feeder.system.checks import check_one_of
 
 __all__ = ["Mixture", "SourceNumber"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError, DecodeError
-from feeder.system.arguments import check_int, check_one_of
 from feeder.system.arrays import Int32s, Int64s, Uint8s
+from feeder.system.checks import check_int, check_one_of
 
 if TYPE_CHECKING:
     from feeder.transforms import Draws, Recipe

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from feeder.decoders.decoder import MAX_PIXELS, Decoder, check_options
 from feeder.errors import KERNELS_COMMAND, ArgumentError, BackendError
-from feeder.system.arguments import check_int, check_number
+from feeder.system.checks import check_int, check_number
 from feeder.transforms import Recipe, Views
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import numpy as np
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field, is_held
 from feeder.fields.npy import npy_array
-from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray
+from feeder.system.checks import check_one_of
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
 from feeder.order.sample_order import Shuffle
 from feeder.order.skip import Skip
-from feeder.system.arguments import check_int, check_one_of, check_positive
+from feeder.system.checks import check_int, check_one_of, check_positive
 from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
 from feeder.transforms.pad_to_batch import PadToBatch

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_int, check_number
 from feeder.system.arrays import AnyArray
+from feeder.system.checks import check_int, check_number
 
 __all__ = ["Buckets"]
 

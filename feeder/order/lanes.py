@@ -25,8 +25,8 @@ from feeder.order.lane_shards import EqualShards, UnequalShards, Whole
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, philox
 from feeder.order.shard_sizes import CompactSizes, EqualSizes
-from feeder.system.arguments import check_int
 from feeder.system.arrays import Int64s
+from feeder.system.checks import check_int
 
 __all__ = ["LaneOrder", "Lanes"]
 

@@ -39,8 +39,8 @@ from feeder.errors import ArgumentError
 from feeder.order.permutation import permute
 from feeder.order.random import Stream, philox, uniform
 from feeder.order.recent import Recent
-from feeder.system.arguments import check_int, check_one_of
 from feeder.system.arrays import AnyArray, Float64s, Int64s
+from feeder.system.checks import check_int, check_one_of
 
 __all__ = ["BLOCK", "Block", "Shares", "Turn", "source_seed"]
 

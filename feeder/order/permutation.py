@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.order.random import Stream, numbers_in, philox
-from feeder.system.arguments import check_int
 from feeder.system.arrays import Int64s, Uint64s
+from feeder.system.checks import check_int
 
 __all__ = ["FEISTEL_ROUNDS", "permute", "permute_each"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_int
 from feeder.system.arrays import Float64s, Int64s, Uint32s
+from feeder.system.checks import check_int
 
 __all__ = ["Stream", "philox", "uniform"]
 

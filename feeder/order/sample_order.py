@@ -21,8 +21,8 @@ from feeder.order.permutation import FEISTEL_ROUNDS, permute
 from feeder.order.random import Stream, numbers_in, philox
 from feeder.order.recent import Recent
 from feeder.order.shard_sizes import ShardSizes, compact_sizes
-from feeder.system.arguments import check_int
 from feeder.system.arrays import Int64s
+from feeder.system.checks import check_int
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

@@ -10,8 +10,8 @@ import numpy as np
 from feeder.errors import ArgumentError
 from feeder.order.gaps import Gaps
 from feeder.order.sample_order import Order
-from feeder.system.arguments import check_int
 from feeder.system.arrays import Int64s
+from feeder.system.checks import check_int
 
 __all__ = ["Split", "ordered_batches"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from feeder.errors import ArgumentError, ServiceError
 from feeder.service.roots import Roots
 from feeder.service.server_status import service_status
-from feeder.system.arguments import check_int
+from feeder.system.checks import check_int
 from feeder.system.ray_cluster import cant_join, check_ray_address, quiet_ray
 
 __all__ = ["directory", "start", "status", "stop"]

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from feeder.errors import ArgumentError
 from feeder.loader.slots.region import Region
-from feeder.system.arguments import check_int
+from feeder.system.checks import check_int
 from feeder.system.cores import available_bytes
 
 __all__ = ["PART_BYTES", "MemoryPiece", "PartMemory", "Result", "ResultWindow", "WorkSize", "memory_bytes"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_int
+from feeder.system.checks import check_int
 
 __all__ = ["CsvWriter", "DeviceLog"]
 

@@ -14,7 +14,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, SourceError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.url import is_remote
-from feeder.system.arguments import check_int, check_one_of
+from feeder.system.checks import check_int, check_one_of
 
 __all__ = ["DTYPES", "MEAN", "PRESETS", "STD", "describe", "is_shards", "open_dataset", "preset", "val_resize"]
 

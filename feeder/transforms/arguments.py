@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_number, check_one_of
+from feeder.system.checks import check_number, check_one_of
 
 __all__ = [
     "BASE_FILTERS",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_int
+from feeder.system.checks import check_int
 from feeder.transforms.arguments import BASE_FILTERS, check_fill, check_warp_interpolation
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_int, check_positive
 from feeder.system.arrays import Float32s
+from feeder.system.checks import check_int, check_positive
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.augment import AUGMENTATIONS, strengths
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms

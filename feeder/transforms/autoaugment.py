@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feeder.system.arguments import check_one_of
+from feeder.system.checks import check_one_of
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.augment import AUGMENTATIONS, strengths
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_number
+from feeder.system.checks import check_number
 from feeder.transforms.arguments import check_fill, check_probability, check_range, check_warp_interpolation
 from feeder.transforms.matrices import rotation_matrix
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, SizeBounds, Uniforms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_int, check_number
+from feeder.system.checks import check_int, check_number
 from feeder.transforms.op import ProbabilityOp
 
 __all__ = [

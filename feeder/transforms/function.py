@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray
+from feeder.system.checks import check_one_of
 from feeder.transforms.op import Drawn, IntArray, Op, Uniforms
 
 __all__ = ["Lambda", "Output", "kept_generators", "keyed_generators"]

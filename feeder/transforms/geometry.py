@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_one_of
 from feeder.system.arrays import Bools
+from feeder.system.checks import check_one_of
 from feeder.transforms.arguments import (
     check_drawn_interpolation,
     check_fill,

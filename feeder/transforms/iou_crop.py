@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_int
 from feeder.system.arrays import Float32s, Float64s
+from feeder.system.checks import check_int
 from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 
 __all__ = ["RandomIoUCrop"]

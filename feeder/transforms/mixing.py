@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.order.random import Stream, uniform
-from feeder.system.arguments import check_int, check_positive
+from feeder.system.checks import check_int, check_positive
 from feeder.transforms.augmix import dirichlet, log_gammas
 from feeder.transforms.op import Uniforms
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_int
 from feeder.system.arrays import Int32s
+from feeder.system.checks import check_int
 
 __all__ = ["PadToBatch"]
 

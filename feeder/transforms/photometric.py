@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_one_of
+from feeder.system.checks import check_one_of
 from feeder.transforms.arguments import check_probability, check_range, check_size
 from feeder.transforms.geometry import ATTEMPTS, drawn_sides
 from feeder.transforms.op import Drawn, IntArray, Op, Params, ProbabilityOp, Uniforms

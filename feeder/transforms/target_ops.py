@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feeder.system.arguments import check_number, check_one_of
+from feeder.system.checks import check_number, check_one_of
 from feeder.transforms.op import Op, SizeBounds
 
 __all__ = [

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_one_of
 from feeder.system.arrays import Float32s
+from feeder.system.checks import check_one_of
 from feeder.transforms.op import Op
 
 __all__ = ["Affine", "Normalize", "ToDtype", "compose_affine"]

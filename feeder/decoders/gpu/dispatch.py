@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_one_of
+from feeder.system.checks import check_one_of
 
 __all__ = ["has_triton", "launching_on", "runs_triton"]
 

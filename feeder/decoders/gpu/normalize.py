@@ -9,7 +9,7 @@ import torch
 from feeder.decoders.gpu.dispatch import launching_on, runs_triton
 from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, Color, output_tensor
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_one_of
+from feeder.system.checks import check_one_of
 
 __all__ = ["gray_level", "gray_mean", "mean_level", "normalize"]
 

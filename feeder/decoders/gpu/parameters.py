@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_one_of
+from feeder.system.checks import check_one_of
 
 __all__ = ["BRIGHTNESS", "CONTRAST", "DTYPES", "SATURATION", "Color", "Ragged", "output_tensor"]
 

@@ -20,8 +20,8 @@ from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.stored_boxes import stored_boxes, turn_codes
 from feeder.errors import DecodeError
-from feeder.system.arguments import check_int
 from feeder.system.arrays import Int32s, Int64s, Records, Uint8s
+from feeder.system.checks import check_int
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
 
 __all__ = ["Stager"]

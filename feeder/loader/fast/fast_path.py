@@ -51,8 +51,8 @@ from feeder.order.recent import Recent
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
 from feeder.order.skip import Skip
 from feeder.order.split import Split
-from feeder.system.arguments import check_int
 from feeder.system.arrays import Int64s
+from feeder.system.checks import check_int
 from feeder.system.warning import warn
 from feeder.transforms.mixing import check_mix
 from feeder.transforms.recipe_json import mix_to_json, recipe_to_json

@@ -21,7 +21,7 @@ from feeder.shard.cache.waits import waits
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.store import TIMEOUT_S, allows_http
 from feeder.shard.store.url import Url, is_remote
-from feeder.system.arguments import check_int, check_positive
+from feeder.system.checks import check_int, check_positive
 
 __all__ = ["CacheMirror", "FetchOptions", "open_mirror"]
 

@@ -22,7 +22,7 @@ from feeder.decoders.image_header import (
 from feeder.decoders.packed import add_codebooks, codebook_id
 from feeder.decoders.registry import get_decoder
 from feeder.errors import KERNELS_COMMAND, ArgumentError, BackendError
-from feeder.system.arguments import check_int, check_one_of
+from feeder.system.checks import check_int, check_one_of
 from feeder.transforms import RandomResizedCrop, Recipe, Resize
 
 __all__ = ["ENCODINGS", "PROGRESSIVE", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder", "decode_ms"]

@@ -156,7 +156,7 @@ class _Takedown:
         for number, own in self._each() if wanted else ():
             dead = own.taken_down()
             gone |= {hashes[each] for each in dead.values() if each in hashes}
-            texts = [*map(own.key, range(own.samples))]
+            texts = [own.details(row).key for row in range(own.samples)]
             live = [row for row, key in enumerate(texts) if key in wanted and row not in dead]
             found.update(texts[row] for row in live)
             if live:

@@ -12,7 +12,7 @@ from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.encode import EncodeOptions
-from feeder.system.arguments import check_int, check_number, check_one_of
+from feeder.system.checks import check_int, check_number, check_one_of
 from feeder.system.text import count
 
 __all__ = ["ENGINES", "REJECTED_NAME", "TAKEDOWN_NAME", "ShardOptions", "ShardSummary"]

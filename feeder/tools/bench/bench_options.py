@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
-from feeder.system.arguments import check_int, check_positive
+from feeder.system.checks import check_int, check_positive
 from feeder.system.cores import cores
 from feeder.tools.presets import preset
 

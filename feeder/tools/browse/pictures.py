@@ -17,8 +17,8 @@ from feeder.decoders.decode import decode
 from feeder.decoders.targets.annotations import Annotations, decode_boxes, decode_points
 from feeder.decoders.targets.mask import MaskArray, check_mask, decode_mask, move_mask
 from feeder.errors import DecodeError
-from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray, Uint8s
+from feeder.system.checks import check_one_of
 from feeder.tools.browse.set_view import SetView
 from feeder.transforms.boxes import Boxes, move_boxes, move_points
 from feeder.transforms.moves import upright

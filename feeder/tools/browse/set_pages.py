@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
-from feeder.system.arguments import check_int
+from feeder.system.checks import check_int
 from feeder.tools.browse.kinds import GROUPS
 from feeder.tools.browse.pictures import Pictures, png
 from feeder.tools.browse.set_view import ClassRow, SampleChoice, SetView

@@ -21,8 +21,8 @@ from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.store.url import is_remote
-from feeder.system.arguments import check_one_of
 from feeder.system.arrays import AnyArray, Bools, Int32s, Int64s, Uint8s
+from feeder.system.checks import check_one_of
 from feeder.tools.browse.kinds import KINDS, ORDERS, fits, is_unlabelled, order_of
 from feeder.tools.browse.scores import read_scores
 from feeder.tools.presets import open_dataset

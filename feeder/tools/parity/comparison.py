@@ -17,7 +17,7 @@ from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import DecodeError
 from feeder.order.permutation import permute
-from feeder.system.arguments import check_int
+from feeder.system.checks import check_int
 from feeder.system.progress import Progress
 from feeder.system.text import count, printable
 from feeder.tools.parity.differences import BOUNDS, FIGURES, Bounds, BucketFigures, Differences, crop_ratio

@@ -15,7 +15,7 @@ from feeder.decoders.registry import Dali, available_decoders
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import WorkerOptions
-from feeder.system.arguments import check_int, check_positive
+from feeder.system.checks import check_int, check_positive
 from feeder.system.cores import cores
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.trial import run, step_rate
