@@ -32,7 +32,7 @@ from feeder.dataset.shard_fields import ShardFields
 from feeder.decoders.packed import add_codebooks
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, FormatError
-from feeder.order.shard_sizes import ShardSizes, compact_sizes
+from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import RecordRows
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
@@ -381,8 +381,8 @@ class ShardReader(ShardFields):
 
     def shard_sizes(self) -> ShardSizes:
         """See :meth:`Reader.shard_sizes`."""
-        counts = self.index.header.shard_sizes
-        if counts.size:
+        counts = compact_sizes(self.index.header.shard_sizes)
+        if isinstance(counts, EqualSizes) or counts.smallest:
             return counts
         sizes = np.asarray(counts)
         return compact_sizes(sizes[sizes > 0])

@@ -12,10 +12,14 @@ import numpy as np
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, philox
 from feeder.order.recent import Recent
-from feeder.order.shard_sizes import UnequalSizes
+from feeder.order.shard_sizes import CompactSizes, EqualSizes, UnequalSizes
 from feeder.system.arrays import Int64s, Uint64s
 
-__all__ = ["EqualShards", "UnequalShards", "Whole"]
+__all__ = ["EqualShards", "UnequalShards", "Whole", "shards_in_lanes"]
+
+_RUN = 16  # shards of a lane
+_BLOCK = 64  # shards that a lane gives one after the other
+_CHUNK = 1 << 14  # shards that are looked at together
 
 
 class Whole(NamedTuple):
@@ -115,18 +119,31 @@ class _Turns(NamedTuple):
     """A lane's order of an epoch.
 
     Attributes:
-        shards: int64 [shards], its whole shards in turn, by their numbers in the lane.
-        starts: int64 [shards], samples that these give before each.
+        starts: int64 [blocks], samples that the lane's whole shards give before each block of turns.
+        keys: uint64 [1, FEISTEL_ROUNDS], the order of the whole shards.
         before: Samples of whole shards that come before the rest.
     """
 
-    shards: Int64s
     starts: Int64s
+    keys: Uint64s
     before: int
 
 
+class _Block(NamedTuple):
+    """Whole shards that a lane gives one after the other; each int64 [shards].
+
+    Attributes:
+        starts: Samples that the lane's whole shards give before each.
+        offsets: Offset of the first sample of each.
+    """
+
+    starts: Int64s
+    offsets: Int64s
+
+
 class UnequalShards:
-    """Shards of any sizes: beside the sizes 8 bytes a shard, and 16 for each whole shard of a lane in use.
+    """Shards of any sizes: beside the sizes half a byte a shard and, for each lane in use, 2 KiB and an eighth of a
+    byte for each of its shards.
 
     Args:
         sizes: The sizes of the shards.
@@ -136,43 +153,55 @@ class UnequalShards:
     def __init__(self, sizes: UnequalSizes, lanes: int) -> None:
         self._sizes = sizes
         self._lanes = lanes
-        self._rounds = -(-len(sizes) // lanes)  # shards of the longest lane; others end with empty ones
+        rounds = -(-len(sizes) // lanes)
+        self._runs = -(-rounds // _RUN)
         self._shards = (len(sizes) - np.arange(lanes) + lanes - 1) // lanes
-        self._starts = np.zeros(lanes * self._rounds + 1, np.int64)  # samples before each shard, lane after lane
-        padded = np.zeros(lanes * self._rounds, np.int64)
-        padded[: len(sizes)] = np.asarray(sizes)
-        np.cumsum(padded.reshape(self._rounds, lanes).T, out=self._starts[1:])
-        self.samples: Int64s = np.diff(self._starts[:: self._rounds])
+        runs = np.empty((lanes, self._runs), np.int64)
+        step = max(1, _CHUNK // (lanes * _RUN))
+        for first in range(0, self._runs, step):
+            last = min(first + step, self._runs)
+            own = sizes.sizes(np.arange(first * _RUN * lanes, last * _RUN * lanes))
+            runs[:, first:last] = own.reshape(-1, _RUN, lanes).sum(1).T
+        # Of all lanes, one after the other.
+        self._starts = np.zeros(lanes * self._runs + 1, np.int64)
+        np.cumsum(runs, out=self._starts[1:])
+        self.samples: Int64s = np.diff(self._starts[:: self._runs])
         self._turns: Recent[_Turns] = Recent(lanes)
+        self._blocks: Recent[_Block] = Recent(2 * lanes)
 
     def whole(self, samples: Int64s) -> tuple[Int64s, Int64s]:
         """See :meth:`EqualShards.whole`."""
-        lanes = np.arange(self._lanes)
-        first = lanes * self._rounds
-        ends = np.searchsorted(self._starts, self._starts[first] + samples, side="right") - 1
-        shards = np.minimum(ends - first, self._shards)
-        return shards, self._offsets(lanes, shards)
+        first = np.arange(self._lanes) * self._runs
+        ends = self._starts[first] + samples
+        runs = np.minimum(np.searchsorted(self._starts, ends, side="right") - 1, first + self._runs - 1)
+        within = self._shards_of(runs)[1][:, 1:] + self._starts[runs][:, None] <= ends[:, None]
+        shards = np.minimum((runs - first) * _RUN + within.sum(1), self._shards)
+        return shards, self._offsets(np.arange(self._lanes), shards)
 
     def offsets(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, turns: Int64s) -> Int64s:
         """See :meth:`EqualShards.offsets`."""
         offsets = np.empty_like(turns)
-        for lane in np.unique(lanes).tolist():
-            own = np.flatnonzero(lanes == lane)
+        by_lane = np.argsort(lanes, kind="stable")
+        found, first = np.unique(lanes[by_lane], return_index=True)
+        for lane, own in zip(found.tolist(), np.split(by_lane, first[1:]), strict=True):
             order = self._in_turn(seed, epoch, whole, lane)
             turn, rest = turns[own], int(whole.rest[lane])
             is_later = turn >= order.before + rest
             is_whole = is_later | (turn < order.before)
             offsets[own] = whole.samples[lane] + turn - order.before
-
-            turn = (turn - rest * is_later)[is_whole]
-            place = np.searchsorted(order.starts, turn, side="right") - 1
-            offsets[own[is_whole]] = self._offsets(lane, order.shards[place]) + turn - order.starts[place]
+            own, turn = own[is_whole], (turn - rest * is_later)[is_whole]
+            numbers = np.searchsorted(order.starts, turn, side="right") - 1
+            for number in np.unique(numbers).tolist():
+                inside = numbers == number
+                block = self._block(seed, epoch, whole, lane, number)
+                row = np.searchsorted(block.starts, turn[inside], side="right") - 1
+                offsets[own[inside]] = block.offsets[row] + turn[inside] - block.starts[row]
         return offsets
 
     def ids(self, lanes: Int64s, offsets: Int64s) -> Int64s:
         """See :meth:`EqualShards.ids`."""
         shards, rows = self._find(lanes, offsets)
-        return self._sizes.starts(lanes + shards * self._lanes) + rows
+        return self._sizes.starts(shards) + rows
 
     def turns(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, offsets: Int64s) -> Int64s:
         """See :meth:`EqualShards.turns`."""
@@ -181,45 +210,96 @@ class UnequalShards:
             own = np.flatnonzero(lanes == lane)
             order = self._in_turn(seed, epoch, whole, lane)
             turns[own] = offsets[own] - whole.samples[lane] + order.before
-
             own = own[offsets[own] < whole.samples[lane]]
             shards, rows = self._find(lanes[own], offsets[own])
-            turn = order.starts[np.argsort(order.shards)[shards]] + rows
-            turns[own] = np.where(turn < order.before, turn, turn + whole.rest[lane])
+            count = np.array([whole.shards[lane]])
+            place = permute_each(shards // self._lanes, count, order.keys, np.zeros(len(own), np.intp), inverse=True)
+            for number in np.unique(place // _BLOCK).tolist():
+                inside = place // _BLOCK == number
+                block = self._block(seed, epoch, whole, lane, number)
+                turn = block.starts[place[inside] - number * _BLOCK] + rows[inside]
+                turns[own[inside]] = np.where(turn < order.before, turn, turn + whole.rest[lane])
         return turns
 
     def places(self, ids: Int64s) -> tuple[Int64s, Int64s]:
         """See :meth:`EqualShards.places`."""
         shards = self._sizes.shards_of(ids)
-        lanes = shards % self._lanes
-        return lanes, self._offsets(lanes, shards // self._lanes) + ids - self._sizes.starts(shards)
+        found, where = np.unique(shards, return_inverse=True)
+        offsets = self._offsets(found % self._lanes, found // self._lanes)
+        return shards % self._lanes, (offsets - self._sizes.starts(found))[where] + ids
 
     def _in_turn(self, seed: int, epoch: int, whole: Whole, lane: int) -> _Turns:
         """Returns a lane's order of an epoch."""
         return self._turns.get((seed, epoch, lane), lambda: self._drawn(seed, epoch, whole, lane))
 
     def _drawn(self, seed: int, epoch: int, whole: Whole, lane: int) -> _Turns:
-        count = whole.shards[[lane]]
-        keys, (gap,) = _draw(seed, epoch, np.array([lane]), count)
-        places = np.arange(count[0])
-        shards = permute_each(places, count, keys, np.zeros_like(places))
-        first = lane * self._rounds + shards
-        ends = np.cumsum(self._starts[first + 1] - self._starts[first])
-        starts = np.append(0, ends)
-        return _Turns(shards, starts[:-1], int(starts[gap]))
+        count = int(whole.shards[lane])
+        keys, gaps = _draw(seed, epoch, np.array([lane]), whole.shards[[lane]])
+        gap, before = int(gaps[0]), 0
+        sums = [np.zeros(1, np.int64)]
+        for first in range(0, count, _CHUNK):
+            last = min(first + _CHUNK, count)
+            sizes = self._sizes.sizes(self._ordered(lane, count, keys, first, last))
+            sums.append(np.add.reduceat(sizes, np.arange(0, last - first, _BLOCK)))
+            before += int(sizes[: max(0, gap - first)].sum())
+        return _Turns(np.cumsum(np.concatenate(sums))[:-1], keys, before)
+
+    def _block(self, seed: int, epoch: int, whole: Whole, lane: int, number: int) -> _Block:
+        """Returns a block of a lane's whole shards in an epoch's order, by its number."""
+
+        def make() -> _Block:
+            order, count = self._in_turn(seed, epoch, whole, lane), int(whole.shards[lane])
+            first = number * _BLOCK
+            shards = self._ordered(lane, count, order.keys, first, min(first + _BLOCK, count))
+            sizes = self._sizes.sizes(shards)
+            offsets = self._offsets(np.full(len(shards), lane), shards // self._lanes)
+            return _Block(order.starts[number] + np.cumsum(sizes) - sizes, offsets)
+
+        return self._blocks.get((seed, epoch, lane, number), make)
+
+    def _ordered(self, lane: int, count: int, keys: Uint64s, first: int, last: int) -> Int64s:
+        """Returns some of a lane's whole shards in the order of an epoch, by their turns: numbers in the set."""
+        places = np.arange(first, last)
+        order = permute_each(places, np.array([count]), keys, np.zeros(len(places), np.intp))
+        return lane + order * self._lanes
+
+    def _shards_of(self, runs: Int64s) -> tuple[Int64s, Int64s]:
+        """Returns the shards of runs, int64 [N, _RUN], and samples of the run before each and in all, [N, _RUN + 1]."""
+        lanes = runs // self._runs
+        rows = (runs - lanes * self._runs)[:, None] * _RUN + np.arange(_RUN)
+        shards = lanes[:, None] + rows * self._lanes
+        starts = np.zeros((len(runs), _RUN + 1), np.int64)
+        np.cumsum(self._sizes.sizes(shards), axis=1, out=starts[:, 1:])
+        return shards, starts
 
     def _find(self, lanes: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
-        """Returns the shards of samples, by their numbers in the lanes, and their rows there, each int64 [N]."""
-        first = lanes * self._rounds
-        places = self._starts[first] + offsets
-        found = np.searchsorted(self._starts, places, side="right") - 1
-        return found - first, places - self._starts[found]
+        """Returns the shards of samples, int64 [N], and their rows there, int64 [N]."""
+        places = self._starts[lanes * self._runs] + offsets
+        runs = np.unique(np.searchsorted(self._starts, places, side="right") - 1)
+        shards, within = self._shards_of(runs)
+        starts = (self._starts[runs][:, None] + within[:, :-1]).reshape(-1)
+        found = np.searchsorted(starts, places, side="right") - 1
+        return shards.reshape(-1)[found], places - starts[found]
 
-    def _offsets(self, lanes: Int64s | int, shards: Int64s) -> Int64s:
-        """Returns the samples of lanes before their shards, by the shards' numbers in the lanes, int64 [N]."""
-        first = lanes * self._rounds
-        offsets: Int64s = self._starts[first + shards] - self._starts[first]
+    def _offsets(self, lanes: Int64s, shards: Int64s) -> Int64s:
+        """Returns the samples of lanes before their shards, by the shards' numbers in the lanes, each int64 [N]."""
+        first = lanes * self._runs
+        runs = np.minimum(first + shards // _RUN, first + self._runs - 1)
+        within = self._shards_of(runs)[1][np.arange(len(runs)), shards - (runs - first) * _RUN]
+        offsets: Int64s = self._starts[runs] + within - self._starts[first]
         return offsets
+
+
+def shards_in_lanes(sizes: CompactSizes, lanes: int) -> EqualShards | UnequalShards:
+    """Returns the shards of each lane.
+
+    Args:
+        sizes: Number of samples in each shard of the set, one shard or more.
+        lanes: Number of lanes.
+    """
+    if isinstance(sizes, EqualSizes):
+        return EqualShards(sizes.samples, sizes.size, lanes)
+    return UnequalShards(sizes, lanes)
 
 
 def _draw(seed: int, epoch: int, lanes: Int64s, shards: Int64s) -> tuple[Uint64s, Int64s]:

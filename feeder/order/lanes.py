@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.lane_shards import EqualShards, UnequalShards, Whole
+from feeder.order.lane_shards import Whole, shards_in_lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, philox
 from feeder.order.shard_sizes import CompactSizes, EqualSizes
@@ -40,7 +40,8 @@ class Lanes:
     That holds for world sizes that divide ``count`` and batches of ``block`` samples. With any others the order is the
     same, each sample comes once in an epoch, and ranks read from more shards.
 
-    The order takes no memory for shards of one size. For others it keeps 16 to 32 bytes a shard.
+    The order takes no memory for shards of one size. For others it keeps about 3 bytes a shard: 13 MiB for 10**10
+    samples in shards of 2,000 to 2,800.
 
     Args:
         count: Number of lanes, 1 to 65,536. A smaller set has the largest divisor of it with which each lane has four
@@ -88,11 +89,7 @@ class LaneOrder:
         self.block = lanes.block
         most = min(len(sizes) // _SHARDS, samples // lanes.window)
         self.count = max(d for d in range(1, lanes.count + 1) if lanes.count % d == 0 and d <= max(1, most))
-        self._shards: EqualShards | UnequalShards = (
-            EqualShards(sizes.samples, sizes.size, self.count)
-            if isinstance(sizes, EqualSizes)
-            else UnequalShards(sizes, self.count)
-        )
+        self._shards = shards_in_lanes(sizes, self.count)
         rounds, left = divmod(samples, self.count * self.block)
         self._gives = rounds * self.block + np.clip(left - np.arange(self.count) * self.block, 0, self.block)
         shards, whole = self._shards.whole(np.minimum(self._gives, self._shards.samples))

@@ -1,8 +1,8 @@
 """The order of an epoch's samples, as a pure function of (seed, epoch, position).
 
 Any process can compute any part of it at any time. It does not depend on the number of workers, the world size, or
-where a run was resumed. It takes no memory that grows with the samples; where shards differ in size, windows and lanes
-take 16 bytes for each shard of the set, and as many for those of an epoch in use.
+where a run was resumed. It takes no memory that grows with the samples; where shards differ in size, windows take 16
+bytes for each shard of the set, and as many for those of an epoch in use, and lanes about 3.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ from feeder.system.arrays import AnyArray, Int64s
 
 __all__ = ["CompactSizes", "EqualSizes", "ShardSizes", "UnequalSizes", "compact_sizes"]
 
+_RUN = 16  # shards; their starts within a run of so many take 2 bytes if none has more than 4,369 samples
+_CHUNK = _RUN << 10  # shards that are looked at together
+
 
 @dataclass(frozen=True)
 class EqualSizes:
@@ -43,37 +46,62 @@ class EqualSizes:
 
 
 class UnequalSizes:
-    """Shards of any sizes, in 8 bytes a shard; numpy makes int64 [shards] of it.
+    """Shards of any sizes, in 2.5 bytes a shard, or 4.5 where 16 of them have 65,536 samples and more; numpy makes
+    int64 [shards] of it.
 
     Args:
         sizes: integers [shards], number of samples in each shard.
 
     Attributes:
         samples: Number of samples in all shards.
+        smallest: Number of samples in the smallest shard; 0 without shards.
         size: 0, as there is no size of each.
     """
 
     size = 0
 
     def __init__(self, sizes: AnyArray) -> None:
-        self._starts = np.zeros(len(sizes) + 1, np.int64)  # the last one is that after all shards
-        np.cumsum(sizes, dtype=np.int64, out=self._starts[1:])
-        self.samples = int(self._starts[-1])
+        self._count = len(sizes)
+        self.smallest = int(sizes.min()) if len(sizes) else 0
+        firsts = np.arange(0, self._count, _RUN)
+        runs = np.add.reduceat(sizes, firsts, dtype=np.int64) if self._count else np.zeros(0, np.int64)
+        self._runs = np.concatenate([np.zeros(1, np.int64), np.cumsum(runs)])
+        self.samples = int(self._runs[-1])
+        # The last start is that after all shards.
+        dtype = next(d for d in (np.uint16, np.uint32, np.int64) if runs.max(initial=0) <= np.iinfo(d).max)
+        self._within: AnyArray = np.zeros((len(runs), _RUN), dtype)
+        for first in range(0, self._count, _CHUNK):
+            chunk = np.zeros((-(-min(_CHUNK, self._count - first) // _RUN), _RUN), np.int64)
+            own = sizes[first : first + _CHUNK]
+            chunk.reshape(-1)[: len(own)] = own
+            rows = slice(first // _RUN, first // _RUN + len(chunk))
+            self._within[rows] = np.cumsum(chunk, axis=1) - chunk
 
     def __len__(self) -> int:
-        return len(self._starts) - 1
+        return self._count
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
-        sizes = np.diff(self._starts)
+        sizes = np.diff(self.starts(np.arange(self._count + 1)))
         return sizes if dtype is None else sizes.astype(dtype, copy=False)
 
     def starts(self, shards: Int64s) -> Int64s:
         """See :meth:`EqualSizes.starts`."""
-        return self._starts[np.minimum(shards, len(self))]
+        runs = shards // _RUN
+        inside = runs < len(self._within)
+        starts = self._runs[np.where(inside, runs, -1)]
+        starts[inside] += self._within.reshape(-1)[shards[inside]]
+        return starts
+
+    def sizes(self, shards: Int64s) -> Int64s:
+        """Returns the numbers of samples in shards, int64 as the shards; those after the last one are empty."""
+        return self.starts(shards + 1) - self.starts(shards)
 
     def shards_of(self, ids: Int64s) -> Int64s:
         """See :meth:`EqualSizes.shards_of`."""
-        return np.searchsorted(self._starts, ids, side="right") - 1
+        runs = np.searchsorted(self._runs, ids, side="right") - 1
+        found = np.unique(runs)
+        shards = (found[:, None] * _RUN + np.arange(_RUN)).reshape(-1)
+        return shards[np.searchsorted(self.starts(shards), ids, side="right") - 1]
 
 
 CompactSizes: TypeAlias = EqualSizes | UnequalSizes

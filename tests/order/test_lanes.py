@@ -151,16 +151,17 @@ def test_many_unequal_shards_are_a_permutation_whose_positions_are_found_again()
 
 @pytest.mark.parametrize("largest", [9, 4000, 5000, 1 << 30])
 @pytest.mark.parametrize("count", [0, 1, 16, 17, 1 << 15])
-def test_samples_are_found_in_shards_of_unequal_sizes(count: int, largest: int) -> None:
+def test_the_sizes_of_unequal_shards_are_kept_in_few_bytes(count: int, largest: int) -> None:
     sizes = np.random.default_rng(0).integers(0, largest, count)
     kept = UnequalSizes(sizes)
-    assert (len(kept), kept.samples) == (count, sizes.sum())
+    assert (len(kept), kept.samples, kept.smallest) == (count, sizes.sum(), sizes.min(initial=largest if count else 0))
     assert np.array_equal(np.asarray(kept), sizes)
-    assert len(pickle.dumps(kept)) < 8 * count + 1000
+    assert len(pickle.dumps(kept)) < 5 * count * (1 if largest < 1 << 20 else 2) + 1000
     ids = np.unique(np.linspace(0, max(0, kept.samples - 1), 50).astype(np.int64))[: kept.samples]
     assert np.array_equal(kept.shards_of(ids), np.searchsorted(np.cumsum(sizes), ids, side="right"))
     beyond = np.array([count, count + 1, count + 40])
     assert kept.starts(beyond).tolist() == [kept.samples] * 3
+    assert kept.sizes(beyond).tolist() == [0] * 3
 
 
 def test_many_permutations_at_once_are_those_of_each() -> None:

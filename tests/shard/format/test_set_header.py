@@ -154,7 +154,6 @@ def test_ten_billion_samples_open_at_once_in_little_memory(tmp_path: Path, is_eq
     ids = np.random.default_rng(0).integers(0, samples // 2 - size, 20)  # before the one that is shorter
     for number in (ids // size).tolist():
         os.link(whole, tmp_path / names[number].replace(".tar", ".fidx"))
-    np.unique(ids)  # which imports more of numpy once
     mirror = StrictMirror(tmp_path, tmp_path / "mirror")
     tracemalloc.start()
     try:
@@ -172,7 +171,7 @@ def test_ten_billion_samples_open_at_once_in_little_memory(tmp_path: Path, is_eq
         assert mirror.calls == []
         order = Order(samples, 0, Lanes(block=256), counts)
         assert len(np.unique(order.ids(1, np.arange(1 << 17)))) == 1 << 17  # of all lanes
-        assert tracemalloc.get_traced_memory()[0] - before < (1 if is_equal else 100) << 20
+        assert tracemalloc.get_traced_memory()[0] - before < (1 if is_equal else 14) << 20
     finally:
         tracemalloc.stop()
     (tmp_path / "index.bin").unlink()
