@@ -190,7 +190,7 @@ def test_set_epoch_chooses_the_next_and_those_after_go_on(shards: Path) -> None:
     assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
     with pytest.raises(ArgumentError, match="epoch"):
         loader.set_epoch(-1)
-    with pytest.raises(TypeError, match="integer"):
+    with pytest.raises(ArgumentError, match="integer"):
         loader.set_epoch(1.5)  # type: ignore[arg-type]
 
 

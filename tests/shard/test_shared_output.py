@@ -209,8 +209,8 @@ def test_containers_are_numbered_anew_among_the_rows() -> None:
     for i in range(4):
         table.add(b"%d" % i, 3, NO_FILE, -1, [StoredField("jpg", i, 0, 3)])
     found, containers = table.rows(np.array([3, 1]))
-    assert containers == [3, 1]
-    assert [found.parts(k)[0].container for k in range(2)] == [0, 1]
+    assert containers == [1, 3]
+    assert [found.parts(k)[0].container for k in range(2)] == [1, 0]
 
 
 def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_labels_that_are_text_or_targets_are_no_reason_to_stop(tmp_path: Path, k
 
 
 def test_a_peer_that_is_not_installed_is_reported_as_absent(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("feeder.decoders.registry.find_spec", lambda name: None)
     assert RIVALS["dali"].missing(str(tree), None) == "not installed (pip install nvidia-dali-cuda130)"
     assert isinstance(RIVALS["feeder"], Rival)
 

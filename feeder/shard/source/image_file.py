@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 
-from feeder.decoders.image_header import IMAGE_EXTENSIONS
+from feeder.decoders.image_header import IMAGE_EXTENSIONS, is_image_field
 from feeder.decoders.packed import is_packed
 from feeder.system.files import open_regular
 from feeder.system.text import count
@@ -98,7 +98,7 @@ def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MA
 def check_length(length: int, max_bytes: int, field: str = "") -> None:
     """Raises ValueError if an image or another field is too large to be read; it names the field if it is given."""
     if length > max_bytes:
-        what = f"{field}: " if field else ""
+        what = f"{field}: " if field and not is_image_field(field) else ""
         raise ValueError(f"{what}{length:,} bytes are more than the {max_bytes:,} that an image or field may have")
 
 
