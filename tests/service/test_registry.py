@@ -14,6 +14,7 @@ from tests.support.processes import wait_until
 NODE_ID = "ab" * 28
 NODE = {"NodeID": NODE_ID, "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": {"CPU": 1.0}}
 OPTIONS: dict[str, Any] = {"cores": 1, "nodes": None, "labels": {}, "resources": {}}
+Addresses = dict[str, tuple[str, int]]
 
 
 @pytest.fixture
@@ -46,9 +47,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_server_that_has_ended_for_good_is_started_again_and_again_with_its_reason(started: list[str]) -> None:
+    """Also by a registry that has moved, and knows of the server by what another one tells."""
     from feeder.service.actors import Registry
 
     registry = Registry("name", "token", OPTIONS)
+    registry.announce("other", "10.0.0.2", 1, {NODE_ID: ("10.0.0.1", 7)})
     wait_until(lambda: len(started) > 3)
     wait_until(lambda: registry.directory()["problems"])
     assert registry.directory()["problems"] == [{"address": "10.0.0.1", "problem": "there is no root folder"}]
@@ -89,3 +92,54 @@ def test_servers_go_to_nodes_with_the_cores_the_labels_and_the_resources_and_to_
     wait_until(lambda: len(looks) > ends)
     registry.stop()
     assert sorted(started) == [server_name("name", each) for each in ids[:4]][:most]
+
+
+def test_what_servers_and_the_registry_tell_each_other_grows_as_the_number_of_nodes(started: list[str]) -> None:
+    from feeder.service.actors import Registry
+
+    addresses = []
+    for count in (200, 400):
+        registry = Registry("name", "token", OPTIONS)
+        known: dict[str, Addresses] = {}
+        for _ in range(2):
+            for node in range(count):
+                known[str(node)] = registry.announce(str(node), "10.0.0.2", node, known.get(str(node), {}))
+        addresses.append(sum(map(len, known.values())))
+        registry.stop()
+    assert addresses[1] == 2 * addresses[0]
+
+
+def test_a_registry_that_has_moved_learns_of_lost_servers_although_few_know_them(
+    started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers that knew them first are lost, too."""
+    from feeder.service.actors import Registry
+
+    clock = Clock()
+    monkeypatch.setattr("feeder.service.actors.time", clock)
+    before = Registry("name", "token", OPTIONS)
+    nodes = [str(node) for node in range(40)]
+    known: dict[str, Addresses] = {}
+
+    def announce(registry: Registry, nodes: list[str]) -> None:
+        for node in nodes:
+            known[node] = registry.announce(node, "10.0.0.2", int(node), known.get(node, {}))
+
+    announce(before, nodes)
+    keepers = [node for node in nodes if known[node]]
+    others = [node for node in nodes if node not in keepers]
+    assert 1 < len(keepers) < len(others)
+    clock.now += 10  # in which the first ones say nothing
+
+    def is_known_again() -> bool:
+        announce(before, others)
+        return any(known[node] for node in others)
+
+    wait_until(is_known_again)
+    before.stop()
+    after = Registry("name", "token", OPTIONS)
+    announce(after, others)
+    clock.now += 10
+    lost = {f"10.0.0.2:{node}" for node in keepers}
+    wait_until(lambda: lost <= {each["address"] for each in after.directory()["problems"]})
+    after.stop()
