@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from feeder import _native as native
-from feeder.loader.fast.part_answer import add_stages, report_from_json
+from feeder.loader.fast.part_answer import report_from_json
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import given_labels, sent_splits
@@ -75,7 +75,7 @@ class PartReceiver:
 
         return [report, *map(memoryview, arrays)], arrays  # type: ignore[arg-type]
 
-    def take(self, view: SlotView, answer: Frame, arrays: Arrays, memory: Uint8s | None) -> PartReport:
+    def take(self, view: SlotView, answer: Frame, arrays: Arrays, memory: Uint8s | None) -> tuple[PartReport, Any]:
         """Puts a part into its slot, and does what is left to do: labels of the dataset's own, and affine maps.
 
         Args:
@@ -85,7 +85,7 @@ class PartReceiver:
             memory: uint8 [bytes], the server's on this host, where the arrays lie in it.
 
         Returns:
-            The part's report.
+            The part's report, and what :func:`feeder.loader.fast.part_answer.add_stages` takes once the part counts.
 
         Raises:
             ValueError: if it is none, or not this one.
@@ -101,7 +101,6 @@ class PartReceiver:
         report = report_from_json(value, view.samples.ids.size, self._columns)
         if any(each.substitute >= len(self._work.reader) for each in report.substitutions):
             raise ValueError("a substitute that there is not")
-        add_stages(self._work.meter, value.get("stages"))
 
         for array, target in zip(arrays, self._targets(view), strict=True):
             if target is not None and not np.may_share_memory(array, target):
@@ -114,7 +113,7 @@ class PartReceiver:
             for each in report.substitutions:
                 ids[view.samples.positions == each.position] = each.substitute
             view.labels[:] = self._labels[ids]
-        return report
+        return report, value.get("stages")
 
     def _arrays_at(self, view: SlotView, places: Any, memory: Uint8s) -> Arrays:
         if not isinstance(places, list) or not all(

@@ -27,7 +27,7 @@ from typing import Any
 
 from feeder.errors import ServiceError
 from feeder.loader.fast.fast_worker import Declined, finish_part, make_part, send
-from feeder.loader.fast.part_answer import error_from_json
+from feeder.loader.fast.part_answer import add_stages, error_from_json
 from feeder.loader.fast.received_part import Arrays, PartReceiver
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
@@ -320,16 +320,19 @@ class Relay:
             self._take_failure(link, asked, answer)
             return
         try:
-            report = self._receiver.take(asked.view, answer, asked.arrays, link.memory)
+            report, stages = self._receiver.take(asked.view, answer, asked.arrays, link.memory)
+            is_gone = link.memory is not None and not link.is_open()  # its memory may be another part's by now
+            if not is_gone:
+                add_stages(self._work.meter, stages)
         except ValueError as error:
             link.lost = f"answered what is none of the protocol: {error}"
             self._forget_source(asked)
             return
+        if is_gone:
+            link.lost = "is gone"
+            self._forget_source(asked)
+            return
         if link.memory is not None:
-            if not link.is_open():  # its memory may be another part's by now
-                link.lost = "is gone"
-                self._forget_source(asked)
-                return
             link.taken(number)
         self._leave(asked)
         self._finish(asked, report if report.has_news else None)
