@@ -256,8 +256,12 @@ def _framed(view: View) -> View:
 def _base(view: View) -> dict[str, Any]:
     """Returns the kernels' options of a view's base path."""
     draws, recipe = view.draws, view.recipe
-    name = "bilinear" if recipe.base_filter == "random" else recipe.base_filter
-    return {"filter": name, "bicubic": draws.bicubic, "frames": draws.frame, "fill": recipe.base_fill}
+    return {
+        "filter": recipe.base_filter,
+        "bicubic": draws.bicubic,
+        "frames": draws.frame,
+        "fill": recipe.base_fill,
+    }
 
 
 def _boxes(draws: Draws) -> tuple[Float64s, Int32s, Uint8s]:

@@ -11,7 +11,7 @@ from feeder.system.checks import check_number, check_one_of
 
 __all__ = [
     "BASE_FILTERS",
-    "check_drawn_interpolation",
+    "DRAWN",
     "check_fill",
     "check_interpolation",
     "check_padding",
@@ -24,6 +24,7 @@ __all__ = [
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 BASE_FILTERS = ("bilinear", "bicubic")  # that a base path may have
+DRAWN = "random"  # in place of an interpolation: one of these, drawn; ``bicubic`` of the draws is its number
 _PILLOW_INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
@@ -41,11 +42,6 @@ def check_interpolation(value: object, antialias: object = True) -> str:
     if isinstance(named, str) and named in _INTERPOLATIONS:
         return named
     raise ArgumentError(f"interpolation must be one of {', '.join(_INTERPOLATIONS)}, got {value!r}")
-
-
-def check_drawn_interpolation(value: object, antialias: object = True) -> str:
-    """Returns an interpolation's name, or "random", for which images draw one of ``BASE_FILTERS``."""
-    return "random" if value == "random" else check_interpolation(value, antialias)
 
 
 def check_warp_interpolation(value: object) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.system.checks import check_int
-from feeder.transforms.arguments import BASE_FILTERS, check_fill, check_warp_interpolation
+from feeder.transforms.arguments import BASE_FILTERS, DRAWN, check_fill, check_warp_interpolation
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
 __all__ = [
@@ -213,12 +213,12 @@ class TimmRandAugment(Op):
         fill: object = (124, 116, 104),
     ) -> None:
         _config(config)
-        name = "random" if interpolation == "random" else check_warp_interpolation(interpolation)
+        name = DRAWN if interpolation == DRAWN else check_warp_interpolation(interpolation)
         self._set(config=config, interpolation=name, fill=check_fill(fill))
 
     def variants(self) -> tuple[TimmRandAugment, ...]:
         """Returns the op with each interpolation that it may draw; ``bicubic`` of its draws is the number of one."""
-        if self.interpolation != "random":
+        if self.interpolation != DRAWN:
             return (self,)
         return tuple(replace(self, interpolation=each) for each in BASE_FILTERS)
 
@@ -237,7 +237,7 @@ class TimmRandAugment(Op):
         value = _timm_values(kind, level / _LEVELS, np.where(sign > 0.5, -1.0, 1.0), config.inc == 1)
         fired = fires <= config.p
         cubic = np.zeros_like(kind)
-        if self.interpolation == "random":
+        if self.interpolation == DRAWN:
             cubic += uniforms(6 * count)[:, 5 * count :] < 0.5
         return Drawn({"kind": np.where(fired, kind, 0), "value": np.where(fired, value, 0.0), "bicubic": cubic}, sizes)
 

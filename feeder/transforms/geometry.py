@@ -12,7 +12,7 @@ from feeder.errors import ArgumentError
 from feeder.system.arrays import Bools
 from feeder.system.checks import check_one_of
 from feeder.transforms.arguments import (
-    check_drawn_interpolation,
+    DRAWN,
     check_fill,
     check_interpolation,
     check_padding,
@@ -113,7 +113,7 @@ class RandomResizedCrop(SizedOp, ResizeOp):
             size=check_variable(size, _check_size),
             scale=check_range("scale", scale, low=0.0),
             ratio=check_range("ratio", ratio, low=1e-6),
-            interpolation=check_drawn_interpolation(interpolation, antialias),
+            interpolation=DRAWN if interpolation == DRAWN else check_interpolation(interpolation, antialias),
         )
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
@@ -131,7 +131,7 @@ class RandomResizedCrop(SizedOp, ResizeOp):
         resized = np.broadcast_to(np.array(self.size, np.int64), sizes.shape)
         params = {"top": top, "left": left, "height": crop_height, "width": crop_width}
         params |= {"resized_height": resized[:, 0], "resized_width": resized[:, 1]}
-        if self.interpolation == "random":  # by a number that no attempt takes
+        if self.interpolation == DRAWN:  # by a number that no attempt takes
             params["bicubic"] = (uniforms(3 + 2 * ATTEMPTS)[:, -1] < 0.5).astype(np.uint8)
         return Drawn(params, resized)
 

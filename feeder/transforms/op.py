@@ -9,7 +9,7 @@ import numpy as np
 
 from feeder.order.random import philox
 from feeder.system.arrays import AnyArray, Float64s, Int64s, Uint64s
-from feeder.transforms.arguments import BASE_FILTERS, check_probability
+from feeder.transforms.arguments import BASE_FILTERS, DRAWN, check_probability
 from feeder.transforms.sizes import VariableSize
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class ResizeOp(Op):
         raise NotImplementedError
 
     def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation in (*BASE_FILTERS, "random")
+        return self.interpolation in (*BASE_FILTERS, DRAWN)
 
 
 @dataclass(frozen=True, init=False)

@@ -14,6 +14,7 @@ from feeder.errors import ArgumentError
 from feeder.order.random import Stream, uniform
 from feeder.system.arrays import Float32s, Int32s, Uint8s
 from feeder.system.warning import warn
+from feeder.transforms.arguments import DRAWN
 from feeder.transforms.function import Lambda, Output
 from feeder.transforms.geometry import RandomCrop
 from feeder.transforms.iou_crop import RandomIoUCrop
@@ -300,9 +301,10 @@ class Recipe:
 
     @cached_property
     def base_filter(self) -> str:
-        """The interpolation of the base path: "bilinear", also without a resize, "bicubic", or "random"."""
+        """The interpolation of the base path: "bilinear", also without a resize and where it is drawn, or "bicubic"."""
         resizes = (op for op in self.ops[: self.base_length] if op.resizes)
-        return next((getattr(op, "interpolation", "bilinear") for op in resizes), "bilinear")
+        found = next((getattr(op, "interpolation", "bilinear") for op in resizes), "bilinear")
+        return "bilinear" if found == DRAWN else found
 
     @cached_property
     def framed(self) -> Recipe:

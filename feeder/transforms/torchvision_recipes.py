@@ -30,7 +30,7 @@ from feeder.transforms import (
     photometric,
     random_sizes,
 )
-from feeder.transforms.arguments import BASE_FILTERS, check_interpolation
+from feeder.transforms.arguments import BASE_FILTERS, DRAWN, check_interpolation
 from feeder.transforms.choice import RandomApply, RandomChoice, RandomOrder
 from feeder.transforms.function import Lambda
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -416,12 +416,12 @@ def _timms(op: Any, name: str, state: _State) -> _State:
 
 
 def _drawn(interpolation: Any) -> Any:
-    """Returns "random" for the two that timm draws from, and anything else as it is."""
+    """Returns DRAWN for the two that timm draws from, and anything else as it is."""
     if not isinstance(interpolation, (tuple, list)):
         return interpolation
     if tuple(map(check_interpolation, interpolation)) != BASE_FILTERS:
         raise ArgumentError("it draws another interpolation than bilinear or bicubic: give it one")
-    return "random"
+    return DRAWN
 
 
 def _timm_augment(op: Any) -> augment.TimmRandAugment:

@@ -21,9 +21,9 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 177,
     "dataset": 2_791,
-    "decoders": 3_504,
+    "decoders": 3_503,
     "fields": 350,
-    "loader": 7_936,
+    "loader": 7_938,
     "order": 1_324,
     "service": 1_552,
     "shard": 8_293,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 4_618,
     "transforms": 2_499,
 }
-TOKENS = 447_651
+TOKENS = 447_682
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -14,6 +14,7 @@ from feeder.decoders.op_math import augmentation_matrix, blur_weights, drawn_mat
 from feeder.errors import DecodeError
 from feeder.order.random import uniform
 from feeder.system.arrays import AnyArray, Float32s, Float64s
+from feeder.transforms.arguments import BASE_FILTERS
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS, timm_matrix
 from feeder.transforms.choice import Branches
 from feeder.transforms.photometric import COLOR_STEPS
@@ -36,7 +37,7 @@ def _window(image: Image.Image, op: T.Op, row: Row) -> Image.Image:
 
 def _resize(image: Image.Image, op: Any, row: Row) -> Image.Image:
     size = int(row["resized_width"]), int(row["resized_height"])
-    name = op.interpolation if "bicubic" not in row else ("bilinear", "bicubic")[int(row["bicubic"])]
+    name = op.interpolation if "bicubic" not in row else BASE_FILTERS[int(row["bicubic"])]
     return image if size == image.size else image.resize(size, _RESAMPLING[name])
 
 

@@ -28,6 +28,7 @@ from feeder.decoders.programs import Finish, Programs, has_programs, programs
 from feeder.loader.observe.meter import Meter, stage_at
 from feeder.shard.source.image_file import LARGE_BYTES
 from feeder.system.arrays import Int64s, Uint8s
+from feeder.transforms.arguments import DRAWN
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from feeder.transforms.op import Params
 from feeder.transforms.padding import LetterBox, Pad
@@ -302,7 +303,7 @@ def base_ops(recipe: Recipe) -> _native.BaseOps | None:
     """Returns the ops of the base path of a recipe without variable sizes; None if one is unknown to the kernels."""
     ops = _native.BaseOps()
     for stream, op in enumerate(recipe.ops[: recipe.base_length]):
-        if max(_sides(op), default=0) > _LARGEST_SIDE or getattr(op, "interpolation", None) == "random":
+        if max(_sides(op), default=0) > _LARGEST_SIDE or getattr(op, "interpolation", None) == DRAWN:
             return None
         if type(op) is RandomResizedCrop:
             logs = math.log(op.ratio[0]), math.log(op.ratio[1])

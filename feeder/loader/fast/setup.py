@@ -68,30 +68,28 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     if collate_fn is None:
         _check_buffers(options, source)
 
-    skip = options.on_error == "skip"
-    what = (
-        source.reader,
-        recipe,
-        decoder.name,
-        source.extras if options.pad is None else in_padded_batches(source.extras),
-        sizes.seed,
-        skip,
-        options.workers.threads_now,
-        options.fidelity,
-    )
+    extras = source.extras if options.pad is None else in_padded_batches(source.extras)
+    what = (source.reader, recipe, decoder.name, extras)
+    how: dict[str, Any] = {
+        "seed": sizes.seed,
+        "skip": options.on_error == "skip",
+        "threads": options.workers.threads_now,
+        "fidelity": options.fidelity,
+    }
 
     if isinstance(source, Mixture):
         _check_mixed(options, decoder)
         parts = ((part.reader, part.recipe, decoder.name, part.extras) for part in source.parts)
-        return MixedWork(*what, names=source.names, works=tuple(Work(*each, *what[4:]) for each in parts)), decoder
+        works = tuple(Work(*each, **how) for each in parts)
+        return MixedWork(*what, **how, names=source.names, works=works), decoder
 
     if collate_fn is not None:
         _check_collating(options, decoder)
-        collated = CollatedWork(*what, collate_fn=collate_fn)
+        collated = CollatedWork(*what, **how, collate_fn=collate_fn)
         collated.share_bytes = slot_bytes_per_sample(collated) if options.num_workers else 0
         return collated, decoder
 
-    work = Work(*what, table=sizes.table(), pad=options.pad, largest=largest, groups=sizes.groups)
+    work = Work(*what, **how, table=sizes.table(), pad=options.pad, largest=largest, groups=sizes.groups)
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options, sizes)
     elif target is not None and options.pad is None:
