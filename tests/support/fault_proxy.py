@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import socket
 import struct
 import subprocess
@@ -26,6 +27,7 @@ __all__ = ["FaultProxy", "Faults", "Request"]
 
 _CODES = {403: "ExpiredToken", 404: "NoSuchKey", 408: "RequestTimeout", 429: "TooManyRequests", 500: "InternalError"}
 _PIECE = 1 << 16
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Faults:
         rates: Probability of each kind for a request, together 1 or less. Of answers with a body: "cut" aborts the
             connection in the middle, "stall" goes silent there, "flip" inverts one byte. Of any request: "reset" aborts
             the connection, "drop" never answers, and an HTTP status such as "503" or "403" is the answer.
-        seed: The same requests have the same faults: a request's is a function of the seed, of its method, target and
-            range, and of the number of times that it was made before.
+        seed: The same requests have the same faults: a request's is a function of the seed, of its method, target
+            (but for UUIDs, which differ in each run) and range, and of the number of times that it was made before.
         in_turn: True for faults at the same rate in all, of the kind that has come least so far in place of one drawn.
             Then a request's fault depends on those before it.
         only: Requests whose target or authorization contains this may have faults.
@@ -255,7 +257,7 @@ class _Proxy:
         """Returns a request's fault, "" for none, and the place of it in the body, 0-1."""
         faults, made = self._faults, self._made[name]
         self._made[name] += 1
-        rng = random.Random(f"{faults.seed} {made} {name}")
+        rng = random.Random(_UUID.sub("", f"{faults.seed} {made} {name}"))
         drawn, place = rng.random(), rng.random()
         rates = faults.rates if faults.only in name[1] + authorization else {}
         if faults.in_turn and drawn < sum(rates.values()):

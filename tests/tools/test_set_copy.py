@@ -49,7 +49,7 @@ def test_indexes_come_in_ranges(
     stored: tuple[str, Path], fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     url, folder = stored
-    monkeypatch.setattr("feeder.shard.store.store.RANGE_BYTES", 100)
+    monkeypatch.setattr("feeder.shard.write.set_copy.RANGE_BYTES", 100)
     assert _report(capsys, url)[1] == _report(capsys, str(folder))[1] | {"path": url}
     sizes = [request.size_bytes for request in fault_proxy.requests() if ".fidx" in request.target]
     assert max(sizes) == 100
