@@ -30,8 +30,6 @@ from feeder.system.warning import warn
 if TYPE_CHECKING:
     from feeder.transforms import Recipe, Views
 
-__all__ = ["FeederDataset", "applies_exif", "keeps_samples"]
-
 
 class FeederDataset(Dataset[tuple[Any, ...]]):
     """Base of :class:`ShardDataset` and :class:`FolderDataset`.

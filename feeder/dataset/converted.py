@@ -21,8 +21,6 @@ from feeder.transforms.torchvision_recipes import (
     takes_images_alone,
 )
 
-__all__ = ["ConvertedDataset", "conversion_of", "converted"]
-
 _JOINT = OpReport(
     "transforms",
     "python",

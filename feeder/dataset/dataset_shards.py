@@ -34,8 +34,6 @@ from feeder.system.arrays import Int64s
 from feeder.system.progress import terminal_progress
 from feeder.system.warning import warn
 
-__all__ = ["open_dataset", "write_shards"]
-
 
 def write_shards(
     samples: Any,

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["DecodeCounts", "Replaced", "SampleDecoder", "counted", "current_counts", "noted"]
-
 _counting = threading.local()
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.transforms import Draws, Recipe, Views
 
-__all__ = ["DRAWN_FIELDS", "CropBox", "ImageSizes", "OriginalSize", "check_crop_box"]
-
 _FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)  # which have probabilities of their own
 _AUTOMATIC = AugMix, AutoAugment, RandAugment, TimmRandAugment, TrivialAugmentWide
 _WARPS = (*_AUTOMATIC, RandomAffine, RandomPerspective, RandomRotation)

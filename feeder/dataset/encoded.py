@@ -28,8 +28,6 @@ from feeder.transforms.torchvision_recipes import are_same, parts_of, recipe_of
 if TYPE_CHECKING:
     from feeder.transforms import Draws
 
-__all__ = ["Encoded", "Group", "OpenedImage", "check_sizes", "decode_opened"]
-
 _KNOWN_RECIPES = 256
 # By the id of the transform, which the parts keep alive, and the kinds of its targets.
 _known: dict[tuple[int, tuple[Target, ...]], tuple[tuple[Any, ...], Recipe, tuple[TargetValue, ...]]] = {}

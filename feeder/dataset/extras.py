@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.transforms import Draws
 
-__all__ = ["Column", "Extra", "Fields", "MemberField", "NamedField", "arranged", "sample_entries"]
-
 # The ``fields`` of a dataset: names, or the kind of each; None for the value that the name alone gives.
 Fields = Sequence[str] | Mapping[str, Field | Callable[[bytes], Any] | None]
 

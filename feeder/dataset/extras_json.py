@@ -21,8 +21,6 @@ from feeder.transforms import Recipe, Views
 from feeder.transforms.recipe_json import FunctionOf, NameOf, recipe_from_json, recipe_to_json
 from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask, Target
 
-__all__ = ["extras_from_json", "extras_to_json", "is_json"]
-
 _KINDS: dict[str, type[Field]] = {
     kind.__name__: kind
     for kind in (

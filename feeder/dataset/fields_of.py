@@ -16,8 +16,6 @@ from feeder.fields.field import Field
 from feeder.fields.text_fields import Json
 from feeder.shard.format.index_file import NUMBER_FIELDS
 
-__all__ = ["fields_of"]
-
 
 @dataclass(frozen=True)
 class KeyField(MemberField):

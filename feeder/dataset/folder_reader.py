@@ -39,8 +39,6 @@ from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s, Uint64s
 from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
-__all__ = ["MACHINE_ERRORS", "ClassFiles", "FolderReader", "gathered"]
-
 _HEARTBEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
 _MEASURED_AT_ONCE = 64

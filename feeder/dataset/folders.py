@@ -20,8 +20,6 @@ from feeder.shard.store.url import is_remote
 from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 
-__all__ = ["FolderDataset"]
-
 
 class FolderDataset(FeederDataset):
     """Images in a folder for each class, by torchvision's ImageFolder rule: classes are the subfolders, sorted.

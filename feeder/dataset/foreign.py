@@ -20,19 +20,6 @@ from feeder.errors import DecodeError
 from feeder.shard.source.image_file import read_image
 from feeder.system.arrays import Int64s, Uint8s
 
-__all__ = [
-    "TORCHVISION_KINDS",
-    "ForeignReader",
-    "both_transforms",
-    "check_foreign",
-    "convertible",
-    "has_plain_targets",
-    "image_columns",
-    "pillow_image",
-    "read_foreign",
-    "refuse_overridden",
-]
-
 
 @dataclass(frozen=True)
 class Loaded(Sequence[Any]):

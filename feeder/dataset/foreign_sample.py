@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.transforms import Draws
 
-__all__ = ["ForeignSample"]
-
 
 @dataclass(frozen=True)
 class ForeignSample(Extra):

@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.transforms import Draws
 
-__all__ = [
-    "FurtherImage",
-    "by_image",
-    "further_image",
-    "further_recipes",
-    "images_in",
-    "in_order",
-    "key_rows",
-    "values_in",
-]
-
 _T = TypeVar("_T")
 
 

@@ -13,8 +13,6 @@ from feeder.decoders.staged.capacity import Peek
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 
-__all__ = ["JoinedReader"]
-
 
 class JoinedReader:
     """Samples of several readers.

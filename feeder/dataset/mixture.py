@@ -31,8 +31,6 @@ from feeder.order.shard_sizes import ShardSizes
 from feeder.system.arrays import Int64s
 from feeder.system.checks import check_one_of
 
-__all__ = ["Mixture", "SourceNumber"]
-
 
 @dataclass(frozen=True)
 class SourceNumber(Extra):

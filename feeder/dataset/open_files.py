@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from feeder.errors import DecodeError
 
-__all__ = ["OpenFile", "OpenFiles", "read_into"]
-
 # Shards that a thread keeps open, unless all threads together would take over a quarter of the process's descriptors.
 OPEN_SHARDS = 512
 _FEWEST_SHARDS = 2

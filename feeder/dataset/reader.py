@@ -14,18 +14,6 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.order.shard_sizes import ShardSizes
 from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 
-__all__ = [
-    "REFUSED_FIELDS",
-    "SWAPPING_ORIENTATIONS",
-    "ReadSamples",
-    "Reader",
-    "Wanted",
-    "check_fields",
-    "label_dtype",
-    "member_and_key",
-    "parsed",
-]
-
 REFUSED_FIELDS = frozenset({"pickle", "pkl", "pt", "pth", "pyd"})
 SWAPPING_ORIENTATIONS = (5, 6, 7, 8)  # EXIF's that swap width and height
 

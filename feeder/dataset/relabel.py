@@ -15,16 +15,6 @@ from feeder.shard.source.labels import LabelColumn, check_classes, label_text, n
 from feeder.system.arrays import AnyArray
 from feeder.system.text import count
 
-__all__ = [
-    "TargetTransform",
-    "labels_from_json",
-    "name_classes",
-    "refuse_unread_labels",
-    "share_classes",
-    "transform_labels",
-    "without_labels",
-]
-
 TargetTransform = Callable[[Any], Any] | Mapping[Any, Any]
 _EXAMINED = 100
 

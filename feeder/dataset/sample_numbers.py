@@ -10,8 +10,6 @@ import numpy as np
 
 from feeder.system.arrays import Int64s
 
-__all__ = ["sample_numbers"]
-
 
 def sample_numbers(numbers: Iterable[Any]) -> Int64s:
     """Converts sample numbers to an array.

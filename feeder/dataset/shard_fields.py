@@ -14,8 +14,6 @@ from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.shard.format.set_index import SetIndex
 from feeder.system.arrays import AnyArray, Int64s
 
-__all__ = ["ShardFields"]
-
 _AT_ONCE = 1000  # members that a store is asked for together
 
 

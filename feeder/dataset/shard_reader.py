@@ -43,8 +43,6 @@ from feeder.system.files import open_regular
 if TYPE_CHECKING:
     from feeder._native import OpenShards
 
-__all__ = ["ShardReader"]
-
 READ_AHEAD_BYTES = 1 << 18  # smaller reads are done before advice would help
 ADVISED_PARTS = 30  # number of reads with posix_fadvise before the disk is timed again
 _JPEG = ("fpk", "jpeg", "jpg")

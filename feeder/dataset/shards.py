@@ -35,8 +35,6 @@ from feeder.system.warning import warn
 from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 
-__all__ = ["ShardDataset"]
-
 # The first samples whose orientations are looked at when a dataset is made, some milliseconds, in blocks of this size.
 _LOOKED_AT = 1 << 20
 _BLOCK = 1 << 16

@@ -13,8 +13,6 @@ from feeder.transforms import Resize, Views
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["check_stackable"]
-
 
 def check_stackable(samples: list[tuple[Any, ...]], recipe: Recipe | Views) -> None:
     """Raises a clearer error than torch's loader would if it stacked images of different sizes.

@@ -25,8 +25,6 @@ from feeder.shard.source.siblings import member_names
 from feeder.shard.store.store import Entry
 from feeder.system.arrays import Int32s, Int64s, Uint8s
 
-__all__ = ["StoredFolderReader", "open_stored_folder"]
-
 _END = 1 << 62  # past the end of any file
 _AT_ONCE = 64  # objects that are asked for, and open, together
 _STRAY = "object without the extension of an image"

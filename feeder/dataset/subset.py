@@ -17,8 +17,6 @@ from feeder.errors import ArgumentError
 from feeder.system.arrays import Int64s
 from feeder.system.text import count
 
-__all__ = ["as_feeder", "differing_part", "joined_in", "leaves", "readers_of", "remote_of"]
-
 
 def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
     """Returns a dataset's samples as a feeder dataset.

@@ -12,8 +12,6 @@ from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError
 from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 
-__all__ = ["PartReader"]
-
 _AT_ONCE = 1 << 16
 
 

@@ -11,8 +11,6 @@ from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.system.arrays import Int64s
 
-__all__ = ["all_taken_down", "stand_in", "taken_down_of"]
-
 
 def all_taken_down(reader: Any) -> Int64s:
     """Returns the ids of all samples that were taken down, int64 [N], sorted.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.transforms import Draws
 
-__all__ = ["TargetValue", "boxes_of", "in_padded_batches", "target_values", "targets_in"]
-
 
 class _Given(NamedTuple):
     """A target as it was read, and the EXIF orientation that is to be applied to it."""

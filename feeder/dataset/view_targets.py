@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.transforms import Draws
 
-__all__ = ["ViewsTarget"]
-
 
 @dataclass(frozen=True)
 class ViewsTarget(Extra):

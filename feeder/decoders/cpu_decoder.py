@@ -29,8 +29,6 @@ from feeder.transforms import Draws, Recipe
 if TYPE_CHECKING:
     from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 
-__all__ = ["CpuDecoder"]
-
 _LARGEST_SIDE = (1 << 16) - 1
 _FEW = 8
 

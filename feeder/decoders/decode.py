@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 
     from feeder.transforms import Draws
 
-__all__ = [
-    "check_backend",
-    "check_recipe",
-    "decode",
-    "decode_batch",
-    "different_sizes_of",
-    "drawn_seed",
-    "header",
-    "sample_id",
-    "thread_decoder",
-]
-
 _local = threading.local()  # a decoder is for one thread at a time
 
 

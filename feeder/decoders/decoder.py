@@ -16,18 +16,6 @@ from feeder.system.checks import check_int, check_one_of
 if TYPE_CHECKING:
     from feeder.transforms import Draws, Recipe
 
-__all__ = [
-    "FIDELITIES",
-    "MAX_PIXELS",
-    "Buffer",
-    "DecodeResult",
-    "Decoder",
-    "View",
-    "check_options",
-    "check_output_size",
-    "check_views",
-]
-
 Buffer = bytes | bytearray | memoryview
 
 # The default limit of an image: Pillow's own, 256 MiB of RGB.

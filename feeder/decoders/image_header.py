@@ -22,23 +22,6 @@ from feeder.system.text import count
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = [
-    "EXIF_HEAD",
-    "IMAGE_EXTENSIONS",
-    "PILLOW_FORMATS",
-    "PNG_SIGNATURE",
-    "ImageInfo",
-    "clipped_warning",
-    "image_info",
-    "is_image_field",
-    "is_plain_jpeg",
-    "is_whole",
-    "jpeg_has_end",
-    "jpeg_orientation",
-    "png_chunks",
-    "quiet_pillow",
-]
-
 IMAGE_EXTENSIONS = frozenset(
     [
         "jpg",

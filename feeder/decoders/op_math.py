@@ -13,8 +13,6 @@ from feeder.system.arrays import AnyArray, Float32s
 from feeder.transforms.matrices import affine_matrix, perspective_matrix, rotation_matrix
 from feeder.transforms.op import Params
 
-__all__ = ["augmentation_matrix", "bfloat16_bits", "blur_weights", "drawn_matrices"]
-
 
 def augmentation_matrix(kind: str, magnitude: float, width: int, height: int) -> tuple[float, ...] | None:
     """Returns the warp of an augmentation, see :func:`feeder.transforms.matrices.affine_matrix`; None if it has none.

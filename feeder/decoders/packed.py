@@ -14,23 +14,6 @@ from typing import NamedTuple
 
 from feeder.errors import DecodeError
 
-__all__ = [
-    "CODEBOOK_NAME",
-    "MOST_CODEBOOKS",
-    "PackedHead",
-    "add_codebooks",
-    "check_packed",
-    "codebook_id",
-    "codebook_name",
-    "decode_packed",
-    "is_packed",
-    "is_packed_field",
-    "packed_head",
-    "read_codebooks",
-    "unpack",
-    "unpack_checked",
-]
-
 # The name of a codebook's member in a tar. The webdataset library passes over such names.
 CODEBOOK_NAME = re.compile(r"__codebook-([0-9a-f]{16})__")
 

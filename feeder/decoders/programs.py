@@ -25,8 +25,6 @@ from feeder.transforms.op import Params
 from feeder.transforms.photometric import COLOR_STEPS
 from feeder.transforms.target_ops import TargetOp
 
-__all__ = ["Finish", "Programs", "has_programs", "laid_out", "programs"]
-
 Programs = Float64s  # [N, ops, 12], see _native.AugmentOp; a row of zeros does nothing
 
 _Size = tuple[int, int]  # (height, width)

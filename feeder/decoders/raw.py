@@ -11,8 +11,6 @@ from feeder.errors import DecodeError
 from feeder.fields.npy import npy_header
 from feeder.system.arrays import Uint8s
 
-__all__ = ["is_raw", "raw_pixels"]
-
 _MAGIC = b"\x93NUMPY"
 
 

@@ -19,16 +19,6 @@ from feeder.transforms import Recipe, Views
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = [
-    "ENTRY_POINT_GROUP",
-    "Dali",
-    "available_decoders",
-    "check_name",
-    "dali_is_installed",
-    "decoder_names",
-    "get_decoder",
-]
-
 # Another package adds a backend by an entry point "name = module:factory" in this group. The factory takes
 # `threads`, `max_pixels` and `fidelity` as `get_decoder` does and returns a `feeder.decoders.decoder.Decoder`.
 ENTRY_POINT_GROUP = "feeder.decoders"

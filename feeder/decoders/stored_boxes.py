@@ -15,8 +15,6 @@ import numpy as np
 from feeder.system.arrays import Float64s, Int32s, Uint8s
 from feeder.transforms import Draws
 
-__all__ = ["flipped_turns", "stored_boxes", "stored_rows", "turn_codes"]
-
 # The turn of each EXIF orientation without a flip; entry 0 is no orientation.
 _TURNS = np.array([0, 0, 1, 3, 2, 4, 6, 7, 5], np.uint8)
 

@@ -11,8 +11,6 @@ import torch
 from feeder.errors import BackendError
 from feeder.system.arrays import AnyArray
 
-__all__ = ["as_samples", "as_tensor", "numbered", "to_device"]
-
 
 def as_tensor(array: AnyArray, dtype: str) -> torch.Tensor:
     """Returns a tensor on an array's memory.

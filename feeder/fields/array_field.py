@@ -17,8 +17,6 @@ from feeder.system.checks import check_one_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Array"]
-
 _DTYPES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64", "complex64", "complex128"),

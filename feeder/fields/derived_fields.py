@@ -9,8 +9,6 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field, MissingValueError, shown
 
-__all__ = ["Apply", "Choice", "kind_of"]
-
 
 @dataclass(frozen=True)
 class Apply(Field):

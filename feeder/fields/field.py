@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Field", "MissingValueError", "is_held", "shown"]
-
 
 class MissingValueError(ValueError):
     """The member lacks the value that is asked for; a sample without the member has none either."""

@@ -11,8 +11,6 @@ import numpy as np
 
 from feeder.system.arrays import AnyArray
 
-__all__ = ["NpyHeader", "npy_array", "npy_header"]
-
 _MAGIC = b"\x93NUMPY"
 
 

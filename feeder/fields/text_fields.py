@@ -14,8 +14,6 @@ from feeder.errors import ArgumentError
 from feeder.fields.field import Field, MissingValueError, is_held, shown
 from feeder.system.text import BOM, without_bom
 
-__all__ = ["Bytes", "Float", "Int", "Json", "Lines", "Text"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bytes(Field):

@@ -21,8 +21,6 @@ from feeder.system.files import read_regular
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Tokens"]
-
 _PADS = ("<pad>", "[PAD]")
 
 

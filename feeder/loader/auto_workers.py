@@ -30,8 +30,6 @@ from feeder.loader.path_choice import PathChoice
 from feeder.system.cores import cores, local_world_size
 from feeder.system.text import count
 
-__all__ = ["MOST_THREADS", "settle_workers"]
-
 _log = logging.getLogger("feeder")
 
 MOST_THREADS = 8  # of a worker; see Note [Threads for processes]

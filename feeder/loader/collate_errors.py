@@ -19,8 +19,6 @@ from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 from feeder.errors import ArgumentError
 from feeder.system.warning import warn
 
-__all__ = ["ShownCollate", "given_collate", "without"]
-
 _WAY_OUT = (
     "Leave the loader as it is, without Ray's prepare_data_loader(), Accelerate's prepare() and their like: it splits "
     "epochs by rank itself, and device= has its batches copied"

@@ -62,8 +62,6 @@ from feeder.system.warning import warn
 from feeder.transforms import BatchOp
 from feeder.transforms.pad_to_batch import PadToBatch
 
-__all__ = ["DataLoader"]
-
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 _HANG_TIMEOUT_S = 300.0
 

@@ -21,8 +21,6 @@ from feeder.loader.options import DEFAULT_COLLATES, DEFAULT_PREFETCH
 from feeder.transforms import Recipe, Views
 from feeder.transforms.torchvision_recipes import Conversion, OpReport, convert, recipe_of
 
-__all__ = ["Explanation", "explain", "from_torch"]
-
 _BY_PILLOW = "Pillow runs it in this place, and with it all ops that follow the first crops and resizes"
 _NATIVE_PLACES = "see docs/transforms.md for what the kernels run"
 _SAME = (

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from torch import distributed
 
-__all__ = ["group_life", "group_store", "is_initialized", "within"]
-
 _T = TypeVar("_T")
 _lives: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _inherited: weakref.ref[Any] | None = None  # the parent's group, in a forked process

@@ -14,8 +14,6 @@ from feeder.order.sample_order import Order
 from feeder.order.skip import Skip
 from feeder.system.arrays import Int64s
 
-__all__ = ["check_skip", "skipped_ids"]
-
 
 def skipped_ids(skip: Skip | None, reader: Reader) -> Int64s:
     """Returns the samples that no epoch has, by their ids in this reader: int64 [N], sorted."""

@@ -23,21 +23,6 @@ from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
 from feeder.transforms.pad_to_batch import PadToBatch
 
-__all__ = [
-    "DEFAULT_COLLATES",
-    "DEFAULT_PREFETCH",
-    "SAMPLER_OF_A_FRAMEWORK",
-    "DeviceOptions",
-    "Fixed",
-    "ImageOptions",
-    "LoaderOptions",
-    "Metrics",
-    "ToDevice",
-    "WorkerOptions",
-    "change_refusal",
-    "copy_stream",
-]
-
 DEFAULT_PREFETCH = 2  # torch's
 SAMPLER_OF_A_FRAMEWORK = (
     "A framework that put the sampler there is to leave the loader as it is: Lightning does with "

@@ -11,8 +11,6 @@ from feeder.order.lanes import Lanes
 from feeder.order.mixture_order import MixtureOrder
 from feeder.order.sample_order import Order, Shuffle, Window
 
-__all__ = ["check_identity", "order_identity", "resumed_order", "saved_shuffle", "set_version"]
-
 
 def order_identity(order: Order, fingerprint: str) -> dict[str, Any]:
     """Returns the values that states and ranks of one order have in common, as JSON takes them."""

@@ -24,8 +24,6 @@ from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard
 from feeder.system.warning import warn
 from feeder.transforms.pad_to_batch import PadToBatch
 
-__all__ = ["PathChoice", "choose_path", "refuse_full_shuffle", "sizeless", "tell_of_conversion"]
-
 _log = logging.getLogger(__name__)
 
 _DEEPEST = 4  # wrappers around each other

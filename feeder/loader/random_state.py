@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["RandomSource", "draw_seed", "get_state", "global_sources", "set_state"]
-
 RandomSource = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 
 

@@ -28,8 +28,6 @@ from feeder.loader.group_store import group_life, group_store, within
 from feeder.order.split import Split
 from feeder.system.text import count
 
-__all__ = ["Agreement", "Connection", "calling_place", "connect", "epoch_values", "stored"]
-
 PATIENCE_S = 5.0  # the longest wait for an answer of the store
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
 _T = TypeVar("_T")

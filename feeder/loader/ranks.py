@@ -8,8 +8,6 @@ from torch import distributed
 
 from feeder.loader.group_store import is_initialized
 
-__all__ = ["current_ranks", "is_in_group"]
-
 
 def current_ranks(given: tuple[int, int] | None) -> tuple[int, int]:
     """Returns (rank, world size): as given, else torch.distributed's, else torchrun's, else (0, 1)."""

@@ -24,8 +24,6 @@ from feeder.loader.rank_agreement import PATIENCE_S, Connection, calling_place, 
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.system.warning import warn
 
-__all__ = ["RunSeed", "checked_seed"]
-
 WAIT_S = 60.0  # the longest wait for rank 0's seed
 _POLL_S = 0.05
 _made: dict[tuple[str, int, int], int] = {}

@@ -18,17 +18,6 @@ from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.system.warning import warn
 
-__all__ = [
-    "ToldEpochs",
-    "change_order",
-    "check_ranks",
-    "follow_sampler",
-    "goes_on_without_end",
-    "show_order",
-    "tell_epoch",
-    "warn_of_split",
-]
-
 _AT_ONCE = 4096
 
 

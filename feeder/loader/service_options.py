@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
 
-__all__ = ["DEFAULT_TIMEOUT_S", "RELAY_ROWS", "Service", "ServiceOptions", "job_name"]
-
 RELAY_ROWS = 512  # parts that a relay has under way at most
 _FILE = "file:"
 DEFAULT_TIMEOUT_S = 120.0

@@ -12,8 +12,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
-__all__ = ["is_stateful", "load_if_stateful", "method_of", "state_of"]
-
 
 def is_stateful(obj: Any) -> bool:
     """Returns True if the object has the protocol's methods."""

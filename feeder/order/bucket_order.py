@@ -28,8 +28,6 @@ from feeder.order.sample_order import Order, substitute
 from feeder.order.split import Split
 from feeder.system.arrays import Int32s, Int64s, Uint32s
 
-__all__ = ["BucketOrder", "BucketSplit", "BucketTable", "id_runs"]
-
 _AT_ONCE = 1 << 16
 _DRAWN_AT_ONCE = 1024
 

@@ -16,8 +16,6 @@ from feeder.errors import ArgumentError
 from feeder.system.arrays import AnyArray
 from feeder.system.checks import check_int, check_number
 
-__all__ = ["Buckets"]
-
 _MAX_SIZES = 1024
 _MAX_SIDE = 65_535
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from feeder.system.arrays import Int64s
 
-__all__ = ["Gaps"]
-
 
 class Gaps:
     """Ranges of positions that an epoch goes without; 24 bytes a range.

@@ -15,8 +15,6 @@ from feeder.order.recent import Recent
 from feeder.order.shard_sizes import CompactSizes, EqualSizes, UnequalSizes
 from feeder.system.arrays import Int64s, Uint64s
 
-__all__ = ["EqualShards", "UnequalShards", "Whole", "shards_in_lanes"]
-
 _RUN = 16  # shards of a lane
 _BLOCK = 64  # shards that a lane gives one after the other
 _CHUNK = 1 << 14  # shards that are looked at together

@@ -28,8 +28,6 @@ from feeder.order.shard_sizes import CompactSizes, EqualSizes
 from feeder.system.arrays import Int64s
 from feeder.system.checks import check_int
 
-__all__ = ["LaneOrder", "Lanes"]
-
 _SHARDS = 4  # that a lane has at least, so that epochs differ in their order
 
 

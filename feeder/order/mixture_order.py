@@ -20,9 +20,6 @@ from feeder.order.sample_order import Order, Shuffle
 from feeder.order.shard_sizes import ShardSizes
 from feeder.system.arrays import Int64s
 
-__all__ = ["MixtureOrder", "source_seed"]
-
-
 _PASSES = 1 << 32
 _KEPT = 64
 

@@ -42,9 +42,6 @@ from feeder.order.recent import Recent
 from feeder.system.arrays import AnyArray, Float64s, Int64s
 from feeder.system.checks import check_int, check_one_of
 
-__all__ = ["BLOCK", "Block", "Shares", "Turn", "source_seed"]
-
-
 BLOCK = 4096
 _EPOCHS = 1 << 32
 _TINY = 1e-300

@@ -11,8 +11,6 @@ from feeder.order.random import Stream, numbers_in, philox
 from feeder.system.arrays import Int64s, Uint64s
 from feeder.system.checks import check_int
 
-__all__ = ["FEISTEL_ROUNDS", "permute", "permute_each"]
-
 FEISTEL_ROUNDS = 12
 
 

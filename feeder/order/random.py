@@ -9,8 +9,6 @@ from feeder.errors import ArgumentError
 from feeder.system.arrays import Float64s, Int64s, Uint32s
 from feeder.system.checks import check_int
 
-__all__ = ["Stream", "philox", "uniform"]
-
 
 class Stream:
     """Streams of whatever is drawn beside a recipe's ops, whose streams count from 0.

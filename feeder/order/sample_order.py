@@ -27,8 +27,6 @@ from feeder.system.checks import check_int
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-__all__ = ["FullShuffle", "Order", "Shuffle", "Window", "goes_by_shard", "in_blocks", "substitute"]
-
 
 def substitute(position: int, attempt: int, n: int, seed: int, epoch: int) -> int:
     """Returns the sample that replaces one that can't be read: a pure function of its arguments.

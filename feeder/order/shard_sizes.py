@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from feeder.system.arrays import AnyArray, Int64s
 
-__all__ = ["CompactSizes", "EqualSizes", "ShardSizes", "UnequalSizes", "compact_sizes"]
-
 _RUN = 16  # shards; their starts within a run of so many take 2 bytes if none has more than 4,369 samples
 _CHUNK = _RUN << 10  # shards that are looked at together
 

@@ -13,8 +13,6 @@ from feeder.order.gaps import Gaps
 from feeder.order.sample_order import Order
 from feeder.system.arrays import AnyArray, Int64s
 
-__all__ = ["Skip"]
-
 _EPOCHS = 1 << 32
 
 

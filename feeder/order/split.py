@@ -13,8 +13,6 @@ from feeder.order.sample_order import Order
 from feeder.system.arrays import Int64s
 from feeder.system.checks import check_int
 
-__all__ = ["Split", "ordered_batches"]
-
 _ORDERED_AT_ONCE = 2048
 
 

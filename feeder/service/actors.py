@@ -25,8 +25,6 @@ from feeder.service.metrics import serve_metrics
 from feeder.service.server import Server
 from feeder.service.server_options import ServerOptions, is_any_address, node_address
 
-__all__ = ["NAMESPACE", "Registry", "registry_name", "server_name"]
-
 _log = logging.getLogger("feeder")
 
 NAMESPACE = "feeder"

@@ -16,8 +16,6 @@ from feeder.service.server_status import service_status
 from feeder.system.checks import check_int
 from feeder.system.ray_cluster import cant_join, check_ray_address, quiet_ray
 
-__all__ = ["directory", "start", "status", "stop"]
-
 _START_S = 120.0
 _LOOK_S = 0.2
 _ANSWER_S = 10.0

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from feeder.service.part_memory import MemoryPiece, PartMemory, Result
     from feeder.service.part_queue import Task
 
-__all__ = ["Client"]
-
 _HELLO_S = 5.0  # for the token
 _FRAME_S = 30.0  # for a frame that has begun
 _SILENCE_S = 10.0  # 40 heartbeats

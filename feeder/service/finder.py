@@ -18,8 +18,6 @@ from typing import Any
 from feeder.loader.fast.service_directory import peer_uid
 from feeder.system.ray_cluster import cant_join, check_ray_address
 
-__all__ = ["ALONE_S", "Relays", "find", "main"]
-
 _LOOK_S = 0.5
 _ANSWER_S = 5.0
 ALONE_S = 3.0

@@ -37,26 +37,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = [
-    "CLIENT_LIMITS",
-    "HEAD",
-    "HEARTBEAT_S",
-    "MOST_WORK_BYTES",
-    "SERVER_LIMITS",
-    "UNAUTHENTICATED_LIMITS",
-    "Frame",
-    "Kind",
-    "Limits",
-    "ProtocolError",
-    "Receiver",
-    "Sender",
-    "is_here",
-    "local_name",
-    "pack_frame",
-    "peer_versions",
-    "whole",
-]
-
 HEARTBEAT_S = 0.25
 _PROTOCOL = 4
 _MAGIC = b"fd"

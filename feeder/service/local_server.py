@@ -14,8 +14,6 @@ from feeder.service.server import Server
 from feeder.service.server_options import ServerOptions, is_any_address
 from feeder.system.files import TEMPORARY_SUFFIX, open_regular
 
-__all__ = ["directory_of", "serve_file"]
-
 _MOST_BYTES = 1 << 20
 
 

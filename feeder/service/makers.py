@@ -18,8 +18,6 @@ from feeder.service.part_memory import PartMemory, WorkSize
 from feeder.service.part_queue import Task
 from feeder.system.process_usage import stat_fields
 
-__all__ = ["NUMBER_BYTES", "KnownWork", "Makers"]
-
 NUMBER_BYTES = 24  # of a sample: position, id, repeats
 _TARGET = "feeder.service.part_maker:part_maker"
 _HANG_S = 120.0

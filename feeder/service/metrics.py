@@ -9,8 +9,6 @@ from typing import Any
 
 from feeder.loader.observe.metrics_server import metrics_server
 
-__all__ = ["serve_metrics"]
-
 _GAUGES = {
     "cores": "Processes that make parts",
     "busy": "Processes that make something",

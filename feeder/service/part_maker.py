@@ -29,8 +29,6 @@ from feeder.service.roots import Roots
 from feeder.shard.cache.waits import waits
 from feeder.system.arrays import Uint8s
 
-__all__ = ["join_json", "part_maker", "split_json"]
-
 _SPARE_BYTES = 1 << 10  # for what the server adds
 _MOST_REPORT_BYTES = 32 << 20
 _TOO_LARGE = "its fields, or the error, are too large to be sent; make batches smaller, or leave the service out"

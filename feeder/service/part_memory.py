@@ -30,8 +30,6 @@ from feeder.loader.slots.region import Region
 from feeder.system.checks import check_int
 from feeder.system.cores import available_bytes
 
-__all__ = ["PART_BYTES", "MemoryPiece", "PartMemory", "Result", "ResultWindow", "WorkSize", "memory_bytes"]
-
 PART_BYTES = 64 << 20  # of a large part; of these there is memory for two for each core
 _UNIT, _CLASS_BITS = 1 << 16, 4  # sizes differ by a sixteenth at least, or few pieces would be used again
 _ALLOCATED_AT_ONCE = 1 << 20  # see Region

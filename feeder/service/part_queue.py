@@ -12,8 +12,6 @@ from typing import Any
 from feeder.service.frames import Kind
 from feeder.service.part_memory import MemoryPiece
 
-__all__ = ["Key", "PartQueue", "Task"]
-
 _MOST_PASSED = 7
 
 Key = tuple[str, int, bytes, tuple[int, int] | None]

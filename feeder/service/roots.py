@@ -15,8 +15,6 @@ from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.system.files import confine, is_below
 from feeder.system.named_functions import AllowedFunctions
 
-__all__ = ["Roots"]
-
 
 class Roots:
     """Folders and URLs below which sets may be read.

@@ -16,8 +16,6 @@ from feeder.service.part_memory import PartMemory, Result, ResultWindow, WorkSiz
 from feeder.service.part_queue import PartQueue, Task
 from feeder.service.server_options import ServerOptions
 
-__all__ = ["Scheduler"]
-
 _KNOWN_WORKS, _WORK_BYTES = 256, 256 << 20  # that are kept while nobody uses them
 _MOST_WORK_BYTES = 1 << 30  # of all
 _EARLIER_JOBS = "(earlier jobs)"  # whose counts are added up

@@ -38,8 +38,6 @@ from feeder.service.scheduler import Scheduler
 from feeder.service.server_options import ServerOptions
 from feeder.system.process_usage import cpu_seconds_of
 
-__all__ = ["Server"]
-
 _log = logging.getLogger("feeder")
 _MOST_CLIENTS, _MOST_NEW = 4096, 64
 _FEWEST_CLIENTS, _OWN_DESCRIPTORS = 16, 64  # of the server, and four for each process

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from feeder.errors import ArgumentError
 
-__all__ = ["ServerOptions", "is_any_address", "node_address"]
-
 
 def is_any_address(host: str) -> bool:
     """Returns True for an address that stands for all of a machine's, such as 0.0.0.0: for listening alone."""

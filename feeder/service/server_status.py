@@ -9,8 +9,6 @@ from typing import Any
 from feeder.errors import ServiceError
 from feeder.service.frames import SERVER_LIMITS, Kind, ProtocolError, Receiver, pack_frame, peer_versions
 
-__all__ = ["server_status", "service_status"]
-
 _TIMEOUT_S = 3.0
 _SPAN_S = 1.0  # over which rates are taken
 

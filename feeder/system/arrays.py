@@ -7,19 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "AnyArray",
-    "Bools",
-    "Float32s",
-    "Float64s",
-    "Int32s",
-    "Int64s",
-    "Records",
-    "Uint8s",
-    "Uint32s",
-    "Uint64s",
-]
-
 Bools = npt.NDArray[np.bool_]
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]

@@ -12,8 +12,6 @@ import numpy as np
 
 from feeder.errors import ArgumentError
 
-__all__ = ["check_int", "check_number", "check_one_of", "check_positive"]
-
 _NONE = ("", ", or None")  # by whether it may be
 
 

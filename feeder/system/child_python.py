@@ -12,8 +12,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["child_python"]
-
 
 def child_python(code: str, *arguments: str) -> list[str]:
     """Returns the command of a Python process.

@@ -12,8 +12,6 @@ from pathlib import Path
 from feeder.system.process_usage import field_bytes
 from feeder.system.text import count
 
-__all__ = ["Cores", "MemoryLimit", "available_bytes", "cores", "local_world_size", "memory_limit"]
-
 _NO_LIMIT_BYTES = 1 << 60  # version 1 has a number near 2**63 for "no limit"
 
 

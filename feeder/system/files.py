@@ -13,23 +13,6 @@ from typing import BinaryIO
 
 from feeder.errors import ArgumentError, LockedError, ServiceError
 
-__all__ = [
-    "DISK_FULL",
-    "TEMPORARY_SUFFIX",
-    "atomic_file",
-    "check_writable",
-    "confine",
-    "default_cache",
-    "exclusive_lock",
-    "file_sha256",
-    "fsync_folder",
-    "is_below",
-    "open_regular",
-    "read_regular",
-    "scan_folder",
-    "write_text",
-]
-
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 TEMPORARY_SUFFIX = ".tmp"
 _BUFFER_BYTES = 1 << 20

@@ -8,8 +8,6 @@ import os
 import resource
 from collections.abc import Iterator
 
-__all__ = ["explained", "limit_reached"]
-
 _MIB = 1 << 20
 # Parts of the RuntimeErrors that packages raise when the system refuses a descriptor, memory or a thread.
 _MESSAGES = {

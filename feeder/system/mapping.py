@@ -11,8 +11,6 @@ import mmap
 import os
 import weakref
 
-__all__ = ["map_file", "map_other_memory"]
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
 _libc.mmap.restype = ctypes.c_void_p

@@ -11,8 +11,6 @@ from typing import Any
 
 from feeder.errors import ArgumentError
 
-__all__ = ["AllowedFunctions", "function_name", "module_digest"]
-
 
 def function_name(function: Callable[..., Any]) -> str:
     """Returns the name of a module's function, ``module:function``.

@@ -11,8 +11,6 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.system.nvml import gpu_of
 
-__all__ = ["cpus_near", "gpu_cpus", "numa_nodes", "running_on"]
-
 
 def numa_nodes(root: str = "/") -> dict[int, frozenset[int]]:
     """Returns the CPUs of each NUMA node of the host that has any; empty if the system does not tell.

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gpu", "Nvml", "gpu_of", "open_nvml"]
-
 _WORD_BITS = 64
 
 

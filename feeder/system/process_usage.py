@@ -8,19 +8,6 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = [
-    "MemoryUse",
-    "cpu_seconds",
-    "cpu_seconds_by_process",
-    "cpu_seconds_of",
-    "field_bytes",
-    "memory",
-    "process_tree",
-    "pss_bytes",
-    "stat_fields",
-    "status_bytes",
-]
-
 _MIB = 1 << 20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

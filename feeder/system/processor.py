@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Processor", "processor"]
-
 # AMD's microarchitectures by family and ranges of models, as in Linux' arch/x86/kernel/cpu/amd.c.
 _ZEN = {
     0x17: (

@@ -11,8 +11,6 @@ from typing import Any, TextIO
 
 from feeder.system.text import printable, say
 
-__all__ = ["BarProgress", "LineProgress", "Progress", "ShownProgress", "terminal_progress"]
-
 _LINE_INTERVAL_S = 5.0
 
 

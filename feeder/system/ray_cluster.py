@@ -8,8 +8,6 @@ import re
 import socket
 from collections.abc import Iterator
 
-__all__ = ["cant_join", "check_ray_address", "quiet_ray"]
-
 _TIMEOUT_S = 5.0
 _NONE_RUNS = "Could not find any running Ray instance"
 _PLACE = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]/:]+)):(?P<port>[0-9]{1,5})")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TextIO
 
-__all__ = ["BOM", "count", "printable", "say", "without_bom"]
-
 BOM = "\ufeff"  # the byte order mark
 
 

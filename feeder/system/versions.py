@@ -18,8 +18,6 @@ from typing import Any
 
 import feeder
 
-__all__ = ["PILLOW_SIMD", "PillowInfo", "distribution_version", "pillow_info", "pillow_simd_command", "versions"]
-
 _DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110")
 
 

@@ -7,8 +7,6 @@ import warnings
 
 from feeder.system.text import printable
 
-__all__ = ["warn"]
-
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Issues a warning at the innermost frame outside this package.

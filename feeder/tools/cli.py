@@ -34,8 +34,6 @@ from feeder.tools.commands import (
 )
 from feeder.tools.commands.common import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 
-__all__ = ["main"]
-
 _COMMANDS = {
     "data": (shard, append, takedown, export, index, inspect),
     "look": (browse, replay),

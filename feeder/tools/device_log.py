@@ -14,8 +14,6 @@ import torch
 from feeder.errors import ArgumentError
 from feeder.system.checks import check_int
 
-__all__ = ["CsvWriter", "DeviceLog"]
-
 Value = int | float | bool | complex
 Sink = Callable[[int, Mapping[str, Value]], object]
 

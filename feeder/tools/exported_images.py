@@ -24,8 +24,6 @@ from feeder.system.files import atomic_file, open_regular
 from feeder.system.progress import Progress
 from feeder.tools.verify import check_sample
 
-__all__ = ["ExportSummary", "export"]
-
 _REQUESTS = 16  # at once, of a store
 
 

@@ -16,8 +16,6 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.url import is_remote
 from feeder.system.checks import check_int, check_one_of
 
-__all__ = ["DTYPES", "MEAN", "PRESETS", "STD", "describe", "is_shards", "open_dataset", "preset", "val_resize"]
-
 PRESETS = ("train", "val")
 DTYPES = ("float32", "uint8")
 MEAN = (0.485, 0.456, 0.406)

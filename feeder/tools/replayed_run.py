@@ -26,18 +26,6 @@ from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import mix_from_json, recipe_from_json
 
-__all__ = [
-    "as_pixels",
-    "batch_pixels",
-    "loader_of",
-    "naming",
-    "read_state",
-    "refuse_without_images",
-    "save_images",
-    "targets_of",
-    "why_without_images",
-]
-
 _BY_HAND = "make the loader as the run did, load the state, and call its replay()"
 
 

@@ -19,8 +19,6 @@ from feeder.system.arrays import AnyArray, Float32s
 from feeder.system.text import count, printable
 from feeder.tools.terminal import columns, size, table, wrap
 
-__all__ = ["Report", "inspect", "open_set", "render"]
-
 _PERCENTILES = (0, 5, 50, 95, 100)
 _HISTOGRAM_ROWS = 10
 _BAR = 24

@@ -6,8 +6,6 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-__all__ = ["WIDTH", "columns", "size", "table", "wrap"]
-
 WIDTH = 80
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NOTICEABLE_GAIN", "NOTICEABLE_WAIT"]
-
 # Share of a rate. A smaller gain does not justify another setting, however certain it is.
 NOTICEABLE_GAIN = 0.03
 # Share of the time. A shorter wait does not matter.

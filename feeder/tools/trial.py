@@ -18,8 +18,6 @@ from feeder.loader.device.nested import map_tensors
 from feeder.loader.generic.meters import batch_rows
 from feeder.system.process_usage import cpu_seconds_by_process, process_tree, pss_bytes
 
-__all__ = ["STAGES", "RunSums", "Trial", "consume", "run", "step_rate"]
-
 # Stages of the meters that are work on samples; the others are waits, and the caller's.
 STAGES = ("read", "draw", "cut", "decode", "transform", "fetch", "collate", "write")
 # A run goes on past its time until it has this many batches: fewer say nothing.

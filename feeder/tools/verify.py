@@ -23,8 +23,6 @@ from feeder.system.files import file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["Damage", "check_sample", "verify"]
-
 
 class Damage(NamedTuple):
     """A damaged file or sample of a shard set.

@@ -17,8 +17,6 @@ from feeder.system.versions import distribution_version
 from feeder.tools.doctor import check_machine
 from feeder.tools.terminal import WIDTH, wrap
 
-__all__ = ["report"]
-
 # Instruction sets that the kernels, libjpeg-turbo or Pillow use, as the kernel calls them.
 _FEATURES = (
     "sse4_1",

@@ -9,19 +9,6 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.system.checks import check_number, check_one_of
 
-__all__ = [
-    "BASE_FILTERS",
-    "DRAWN",
-    "check_fill",
-    "check_interpolation",
-    "check_padding",
-    "check_padding_mode",
-    "check_probability",
-    "check_range",
-    "check_size",
-    "check_warp_interpolation",
-]
-
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 BASE_FILTERS = ("bilinear", "bicubic")  # that a base path may have
 DRAWN = "random"  # in place of an interpolation: one of these, drawn; ``bicubic`` of the draws is its number

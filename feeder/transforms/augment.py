@@ -14,17 +14,6 @@ from feeder.system.checks import check_int
 from feeder.transforms.arguments import BASE_FILTERS, DRAWN, check_fill, check_warp_interpolation
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
-__all__ = [
-    "AUGMENTATIONS",
-    "ENHANCEMENTS",
-    "TIMM_AUGMENTATIONS",
-    "RandAugment",
-    "TimmRandAugment",
-    "TrivialAugmentWide",
-    "strengths",
-    "timm_matrix",
-]
-
 # torchvision's order; the drawn number of an augmentation is its place here.
 AUGMENTATIONS = (
     "Identity",

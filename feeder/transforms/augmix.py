@@ -13,8 +13,6 @@ from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.augment import AUGMENTATIONS, strengths
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
-__all__ = ["AugMix", "dirichlet", "log_gammas"]
-
 _BINS = 10
 _MOST_DEPTH = 3  # of chains of random depth
 # torchvision's order; with all_ops=False the first nine.

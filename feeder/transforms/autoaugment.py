@@ -14,8 +14,6 @@ from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.augment import AUGMENTATIONS, strengths
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
-__all__ = ["AutoAugment", "AutoAugmentPolicy"]
-
 _BINS = 10
 
 # The policies, from the tables in the paper's appendix: a pair a line, each kind with its probability and, if it has

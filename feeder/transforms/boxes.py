@@ -20,8 +20,6 @@ from feeder.transforms.target_ops import (
     TargetOp,
 )
 
-__all__ = ["Boxes", "SampleBoxes", "move_boxes", "move_points"]
-
 # The four corners, clockwise from the upper left, in the columns of a box.
 _CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
 

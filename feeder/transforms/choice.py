@@ -16,8 +16,6 @@ from feeder.transforms.op import Drawn, IntArray, Op, Params, SizeBounds, Unifor
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
-__all__ = ["Branches", "RandomApply", "RandomChoice", "RandomOrder", "Steps"]
-
 # No resize or crop leaves both unchanged.
 _PROBES = SizeBounds((7, 5), fixed=True), SizeBounds((4, 11), fixed=True)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from feeder.transforms.recipe import Compose
 from feeder.transforms.values import ToDtype
 
-__all__ = ["ConvertImageDtype", "PILToTensor", "ToImage", "ToPureTensor", "ToTensor"]
-
 
 def ToImage() -> Compose:
     """Returns an empty ``Compose``, which does nothing in any place."""

@@ -15,8 +15,6 @@ from feeder.transforms.arguments import check_fill, check_probability, check_ran
 from feeder.transforms.matrices import rotation_matrix
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, SizeBounds, Uniforms
 
-__all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
-
 
 @dataclass(frozen=True, init=False)
 class RandomRotation(Op):

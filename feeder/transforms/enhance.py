@@ -8,15 +8,6 @@ from feeder.errors import ArgumentError
 from feeder.system.checks import check_int, check_number
 from feeder.transforms.op import ProbabilityOp
 
-__all__ = [
-    "RandomAdjustSharpness",
-    "RandomAutocontrast",
-    "RandomEqualize",
-    "RandomInvert",
-    "RandomPosterize",
-    "RandomSolarize",
-]
-
 
 class RandomInvert(ProbabilityOp):
     """Turns each value v into 255 - v, with probability ``p``.

@@ -17,8 +17,6 @@ from feeder.system.arrays import AnyArray
 from feeder.system.checks import check_one_of
 from feeder.transforms.op import Drawn, IntArray, Op, Uniforms
 
-__all__ = ["Lambda", "Output", "kept_generators", "keyed_generators"]
-
 _PLACES = ("array", "pil", "tensor")
 # (height, width) of made images, for a function whose input has no fixed size: a second pair if the first is too small.
 _PROBES = ((480, 640), (640, 427)), ((1536, 2048), (2048, 1367))

@@ -23,20 +23,6 @@ from feeder.transforms.arguments import (
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, ProbabilityOp, ResizeOp, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, VariableSize, by_phase, check_by_epoch, check_variable
 
-__all__ = [
-    "ATTEMPTS",
-    "CORNERS",
-    "CenterCrop",
-    "CornerCrop",
-    "RandomCrop",
-    "RandomHorizontalFlip",
-    "RandomResizedCrop",
-    "RandomVerticalFlip",
-    "Resize",
-    "SizedOp",
-    "drawn_sides",
-]
-
 ATTEMPTS = 10  # at a rectangle that fits into an image
 # In torchvision's order, of what is left of an image beside a crop the shares that are above it and to its left.
 CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}

@@ -12,8 +12,6 @@ from feeder.system.arrays import Float32s, Float64s
 from feeder.system.checks import check_int
 from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 
-__all__ = ["RandomIoUCrop"]
-
 _OPTIONS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 # torchvision goes on for ever where no option leaves the image whole and no crop fits.
 _ROUNDS = 50

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["Matrix", "affine_matrix", "perspective_matrix", "rotation_matrix"]
-
 # (xx, xy, x0, yx, yy, y0): the pixel (x, y) of the output comes from (xx x + xy y + x0, yx x + yy y + y0) of the input.
 # Pixels are squares of side 1: the middle of the upper left one is (0.5, 0.5).
 Matrix = tuple[float, float, float, float, float, float]

@@ -20,8 +20,6 @@ from feeder.transforms.op import Uniforms
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BatchOp", "CutMix", "MixUp", "MixedLabels", "Mixing", "check_mix", "pick"]
-
 _PLACE = 2  # uniform numbers for the place of a rectangle
 
 # (labels, partners' labels, weight of the first): loss = lam * f(x, a) + (1 - lam) * f(x, b).

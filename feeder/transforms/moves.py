@@ -18,8 +18,6 @@ from feeder.transforms.op import Op, Params
 from feeder.transforms.padding import Pad
 from feeder.transforms.target_ops import TargetOp
 
-__all__ = ["Border", "Crop", "Flip", "Move", "Moves", "Scaling", "Swap", "Tilt", "Warp", "drawn_moves", "upright"]
-
 # (height, width) in pixels.
 Canvas = tuple[int, int]
 

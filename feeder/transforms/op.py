@@ -20,8 +20,6 @@ try:
 except ImportError:
     from feeder.order.random import uniform  # type: ignore[assignment]
 
-__all__ = ["Drawn", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "ResizeOp", "SizeBounds", "Uniforms"]
-
 IntArray = Int64s
 FloatArray = Float64s
 

@@ -8,8 +8,6 @@ from feeder.errors import ArgumentError
 from feeder.system.arrays import Int32s
 from feeder.system.checks import check_int
 
-__all__ = ["PadToBatch"]
-
 
 @dataclass(frozen=True)
 class PadToBatch:

@@ -22,8 +22,6 @@ from feeder.transforms.geometry import SizedOp
 from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_variable
 
-__all__ = ["LetterBox", "Pad", "RandomZoomOut"]
-
 
 @dataclass(frozen=True, init=False)
 class LetterBox(SizedOp):

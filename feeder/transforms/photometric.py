@@ -14,18 +14,6 @@ from feeder.transforms.arguments import check_probability, check_range, check_si
 from feeder.transforms.geometry import ATTEMPTS, drawn_sides
 from feeder.transforms.op import Drawn, IntArray, Op, Params, ProbabilityOp, Uniforms
 
-__all__ = [
-    "COLOR_STEPS",
-    "JPEG",
-    "ColorJitter",
-    "GaussianBlur",
-    "GaussianNoise",
-    "Grayscale",
-    "RandomErasing",
-    "RandomGrayscale",
-    "RandomPhotometricDistort",
-]
-
 # The steps of ColorJitter, by their numbers in the drawn order.
 COLOR_STEPS = ("brightness", "contrast", "saturation", "hue")
 

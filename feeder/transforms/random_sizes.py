@@ -14,8 +14,6 @@ from feeder.transforms.arguments import check_interpolation, check_range, check_
 from feeder.transforms.op import IntArray, ResizeOp, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
-__all__ = ["RandomResize", "RandomShortestSize", "ScaleJitter"]
-
 
 @dataclass(frozen=True, init=False)
 class RandomResize(ResizeOp):

@@ -24,8 +24,6 @@ from feeder.transforms.photometric import Grayscale
 from feeder.transforms.sizes import BucketSize, ByEpoch, VariableSize
 from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
 
-__all__ = ["Compose", "Draws", "Recipe"]
-
 # Of N samples the boxes, float32 [K, 4], after the first ops with their drawn parameters, in images of those sizes.
 BoxesAfter = Callable[[tuple[Op, ...], tuple[Params, ...], IntArray], Sequence[Float32s]]
 

@@ -17,8 +17,6 @@ from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.sizes import BUCKET, ByEpoch
 from feeder.transforms.views import Views
 
-__all__ = ["check_bounds", "mix_from_json", "mix_to_json", "recipe_from_json", "recipe_to_json"]
-
 _BUCKET, _BY_EPOCH, _VIEWS, _LAMBDA = "BUCKET", "ByEpoch", "Views", "Lambda"
 
 # Of a recipe that comes from elsewhere: what takes longer keeps others waiting for the core that makes it.

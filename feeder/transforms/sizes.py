@@ -9,8 +9,6 @@ from typing import Any
 
 from feeder.errors import ArgumentError
 
-__all__ = ["BUCKET", "BucketSize", "ByEpoch", "VariableSize", "by_phase", "check_by_epoch", "check_variable"]
-
 
 class VariableSize:
     """A size that is known batch by batch only."""

@@ -7,15 +7,6 @@ from dataclasses import dataclass
 from feeder.system.checks import check_number, check_one_of
 from feeder.transforms.op import Op, SizeBounds
 
-__all__ = [
-    "TARGET_OPS",
-    "ClampBoundingBoxes",
-    "ClampKeyPoints",
-    "SanitizeBoundingBoxes",
-    "SanitizeKeyPoints",
-    "TargetOp",
-]
-
 
 class TargetOp(Op):
     """An op that changes targets only, and may stand anywhere in a recipe."""

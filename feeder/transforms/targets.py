@@ -16,8 +16,6 @@ from feeder.transforms.recipe import Recipe
 from feeder.transforms.target_ops import SanitizeBoundingBoxes, SanitizeKeyPoints
 from feeder.transforms.views import Views, recipe_or_views
 
-__all__ = ["BoundingBoxes", "Image", "KeyPoints", "Mask", "Target", "check_targets"]
-
 _MASK_DTYPES = {"uint8": 255, "int32": 2**31 - 1}
 _FORMATS = ("xyxy", "xywh", "cxcywh")
 _CLAMPING_MODES = ("soft", "hard", None)

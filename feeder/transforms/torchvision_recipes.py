@@ -39,17 +39,6 @@ from feeder.transforms.photometric import GaussianNoise, Grayscale, RandomErasin
 from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
-__all__ = [
-    "Conversion",
-    "OpReport",
-    "are_same",
-    "convert",
-    "from_torchvision",
-    "parts_of",
-    "recipe_of",
-    "takes_images_alone",
-]
-
 _log = logging.getLogger(__name__)
 
 # Of the same name and arguments in both, on Pillow images.

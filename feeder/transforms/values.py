@@ -12,8 +12,6 @@ from feeder.system.arrays import Float32s
 from feeder.system.checks import check_one_of
 from feeder.transforms.op import Op
 
-__all__ = ["Affine", "Normalize", "ToDtype", "compose_affine"]
-
 # float32 [3] scale and bias per channel.
 Affine = tuple[Float32s, Float32s]
 

@@ -14,8 +14,6 @@ from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.sizes import ByEpoch
 from feeder.transforms.torchvision_recipes import recipe_of
 
-__all__ = ["Views", "recipe_or_views"]
-
 
 @dataclass(frozen=True, init=False, repr=False)
 class Views:

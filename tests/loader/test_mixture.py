@@ -21,7 +21,8 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.lanes import Lanes
-from feeder.order.mixture_order import MixtureOrder, source_seed
+from feeder.order.mixture_order import MixtureOrder
+from feeder.order.mixture_shares import source_seed
 from feeder.order.sample_order import Window
 from feeder.order.skip import Skip
 from feeder.shard.write.shard_options import ShardOptions

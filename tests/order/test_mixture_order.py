@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feeder.errors import ArgumentError
-from feeder.order.mixture_order import MixtureOrder, source_seed
-from feeder.order.mixture_shares import BLOCK, Shares
+from feeder.order.mixture_order import MixtureOrder
+from feeder.order.mixture_shares import BLOCK, Shares, source_seed
 from feeder.order.permutation import permute
 from feeder.order.random import Stream, philox, uniform
 from feeder.order.sample_order import Order, Window

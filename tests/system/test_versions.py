@@ -49,7 +49,7 @@ def run_python(code: str, *folders: Path) -> str:
 
 def versions(*folders: Path) -> dict[str, Any]:
     return json.loads(
-        run_python("import json; from feeder.system.versions import *; print(json.dumps(versions()))", *folders)
+        run_python("import json; from feeder.system.versions import versions; print(json.dumps(versions()))", *folders)
     )
 
 
@@ -59,7 +59,7 @@ def text(*folders: Path) -> str:
 
 
 def report(*folders: Path) -> str:
-    return run_python("from feeder.tools.version_report import *; print(report())", *folders)
+    return run_python("from feeder.tools.version_report import report; print(report())", *folders)
 
 
 def test_pillow(tmp_path: Path) -> None:
@@ -121,7 +121,9 @@ def test_torch_build_is_read_from_its_version_file(tmp_path: Path, cuda: str, ex
 
 
 def test_nothing_heavy_is_imported() -> None:
-    loaded = run_python("import sys; from feeder.tools.version_report import *; report(); print(*sys.modules)").split()
+    loaded = run_python(
+        "import sys; from feeder.tools.version_report import report; report(); print(*sys.modules)"
+    ).split()
     assert {"torch", "numpy", "nvidia.dali", "webdataset"} & set(loaded) == set()
 
 

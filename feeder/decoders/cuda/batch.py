@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from feeder.decoders.cuda.driver import Kernels
     from feeder.transforms.values import Affine
 
-__all__ = ["PlannedImages", "Uploaded", "upload"]
-
 
 class Uploaded(NamedTuple):
     """Plans of a batch, of all its views and output sizes, and their copy on the device.

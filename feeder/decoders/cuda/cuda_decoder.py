@@ -19,8 +19,6 @@ from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, Traine
 from feeder.decoders.tensors import numbered, to_device
 from feeder.errors import BackendError, DecodeError
 
-__all__ = ["CudaDecoder"]
-
 _STARTED = 2  # batches
 
 

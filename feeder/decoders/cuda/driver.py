@@ -15,8 +15,6 @@ from typing import Any
 
 from feeder.errors import BackendError
 
-__all__ = ["LIBRARY", "Kernels", "Launch", "fatbin_path", "load_kernels"]
-
 # A kernel's name, its blocks of threads, the threads of each, and its argument; see ``_native.CudaBatch``.
 Launch = tuple[str, int, int, bytes]
 

@@ -13,8 +13,6 @@ from feeder.decoders.staged.stager import Stager
 from feeder.system.arrays import Int32s, Uint8s
 from feeder.transforms import Draws, Recipe
 
-__all__ = ["PlanStager"]
-
 
 class PlanStager(Stager):
     """Makes staged batches of plans, see ``_native.plan_images``: restart segments or packed lines, and tables.

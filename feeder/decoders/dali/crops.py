@@ -14,8 +14,6 @@ from feeder.decoders.device.rows import join_rows
 from feeder.decoders.staged.staged import by_size
 from feeder.system.arrays import Float64s, Int32s, Int64s, Records
 
-__all__ = ["resize_crops"]
-
 
 def resize_crops(images: Any, numbers: Int64s, rows: Records, cropped: bool, device: torch.device) -> torch.Tensor:
     """Crops and resizes images from :meth:`feeder.decoders.dali.pipeline.DaliPipeline.collect`, without waiting.

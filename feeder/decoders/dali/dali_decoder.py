@@ -20,8 +20,6 @@ from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, Traine
 from feeder.decoders.tensors import numbered, to_device
 from feeder.errors import ArgumentError, DecodeError
 
-__all__ = ["DaliDecoder"]
-
 _log = logging.getLogger(__name__)
 
 

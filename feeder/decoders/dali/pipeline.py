@@ -18,8 +18,6 @@ from feeder.decoders.decoder import Buffer
 from feeder.errors import BackendError
 from feeder.system.arrays import AnyArray, Records
 
-__all__ = ["DaliPipeline", "PipelineError", "PipelineOptions", "check_device", "import_dali"]
-
 # Largest run, relative to a pipeline's first one.
 _MOST_OF_THE_FIRST = 2
 _REMEDY = "install it: pip install 'feeder-data[dali-cuda13]', or [dali-cuda12] with a driver for CUDA 12"

@@ -17,8 +17,6 @@ from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.staged.staged import RowKind, Staged
 from feeder.system.arrays import Int64s
 
-__all__ = ["PIXEL_BYTES", "Borrowed", "DaliQueue", "PipelineRows"]
-
 # Memory of a decoded pixel on the GPU.
 PIXEL_BYTES = 3
 # Batches that may be started and not yet asked for: the current one and the next.

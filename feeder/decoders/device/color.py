@@ -18,8 +18,6 @@ from feeder.decoders.op_math import blur_weights
 from feeder.decoders.tensors import to_device
 from feeder.system.arrays import AnyArray
 
-__all__ = ["ADJUSTMENTS", "autocontrast", "blur", "equalize", "grayscale", "invert", "posterize", "solarize"]
-
 
 def _over(values: torch.Tensor, divisor: float) -> torch.Tensor:
     """Divides by a number, in float64. With a plain number torch would multiply by its reciprocal on a GPU."""

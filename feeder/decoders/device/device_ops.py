@@ -27,8 +27,6 @@ from feeder.transforms.op import Params, ProbabilityOp, SizeBounds
 from feeder.transforms.photometric import COLOR_STEPS
 from feeder.transforms.target_ops import TARGET_OPS
 
-__all__ = ["DEVICE_OPS", "check_device_ops", "run_on_device"]
-
 
 def check_device_ops(recipe: T.Recipe, backend: str) -> None:
     """Refuses, by the op's name, a recipe with an op after the base path that doesn't run on a device.

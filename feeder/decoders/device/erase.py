@@ -10,8 +10,6 @@ from feeder.decoders.device.rows import change_rows
 from feeder.decoders.tensors import to_device
 from feeder.system.arrays import Float32s, Int32s, Int64s, Uint64s
 
-__all__ = ["add_noise", "erase"]
-
 # Numbers of noise made at a time; each takes about 100 bytes meanwhile.
 NUMBERS_AT_ONCE = 1 << 21
 

@@ -25,8 +25,6 @@ from feeder.system.arrays import Uint8s
 from feeder.transforms import Recipe
 from feeder.transforms.op import Params
 
-__all__ = ["Finisher", "Finishers"]
-
 _FINISHERS = 256  # kept: of the recipes of an image's views, and of batches' sizes
 
 

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
 
     from feeder.decoders.gpu import Color
 
-__all__ = [
-    "DeviceSplit",
-    "Erasing",
-    "FusedParameters",
-    "erasing_of",
-    "fused_from",
-    "fused_parameters",
-    "split_for_device",
-]
-
 _JITTER = COLOR_STEPS[:3]  # steps 1, 2 and 3 of feeder.decoders.gpu.Color
 _SATURATION = 3
 

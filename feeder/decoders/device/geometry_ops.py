@@ -16,8 +16,6 @@ from feeder.decoders.device.rows import change_rows, per_image
 from feeder.decoders.tensors import to_device
 from feeder.system.arrays import Float64s, Int64s
 
-__all__ = ["crop", "pad", "resize", "warp"]
-
 _Fill = tuple[int, int, int]
 
 

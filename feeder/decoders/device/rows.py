@@ -9,8 +9,6 @@ import torch
 from feeder.decoders.tensors import to_device
 from feeder.system.arrays import AnyArray, Int64s
 
-__all__ = ["change_rows", "join_rows", "per_image"]
-
 # Pixels changed at a time: the ops' intermediate values (float64 in some) stay under a few hundred MiB.
 PIXELS_AT_ONCE = 1 << 21
 

@@ -16,8 +16,6 @@ import torch
 from feeder.errors import ArgumentError
 from feeder.system.checks import check_one_of
 
-__all__ = ["has_triton", "launching_on", "runs_triton"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, Color, output_t
 from feeder.errors import ArgumentError
 from feeder.system.checks import check_one_of
 
-__all__ = ["gray_level", "gray_mean", "mean_level", "normalize"]
-
 _LAYOUTS = ("nhwc", "nchw")
 
 

@@ -10,8 +10,6 @@ import triton.language as tl
 
 from feeder.decoders.gpu.parameters import Color
 
-__all__ = ["COMPILE", "launch", "launch_gray_sum", "on_device", "store_pixel"]
-
 _BLOCK = 1024
 # Four per thread: with more, each of a warp's loads of NHWC bytes touches more cache lines, and registers run out.
 _PIXELS = 512

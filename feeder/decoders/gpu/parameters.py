@@ -11,8 +11,6 @@ import torch
 from feeder.errors import ArgumentError
 from feeder.system.checks import check_one_of
 
-__all__ = ["BRIGHTNESS", "CONTRAST", "DTYPES", "SATURATION", "Color", "Ragged", "output_tensor"]
-
 # Note [Turns]
 #     An image is stored as in its file, and turned at the output: bit 0 of its turn mirrors the stored image
 #     left to right, bit 1 top to bottom, and bit 2 then swaps rows and columns. Every EXIF orientation, with or without

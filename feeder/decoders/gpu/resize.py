@@ -7,8 +7,6 @@ import torch
 from feeder.decoders.gpu.dispatch import launching_on, runs_triton
 from feeder.decoders.gpu.parameters import Ragged
 
-__all__ = ["crop_resize"]
-
 
 def crop_resize(
     images: Ragged,

@@ -9,8 +9,6 @@ import triton.language as tl
 from feeder.decoders.gpu.normalize_kernel import COMPILE, on_device, store_pixel
 from feeder.decoders.gpu.parameters import Ragged
 
-__all__ = ["launch"]
-
 _BLOCK = 128
 
 

@@ -20,8 +20,6 @@ from feeder.transforms.choice import Branches
 from feeder.transforms.photometric import COLOR_STEPS
 from feeder.transforms.target_ops import TARGET_OPS
 
-__all__ = ["ARRAY_OPS", "IMAGE_OPS", "Row", "normal"]
-
 # One sample's drawn parameters by name.
 Row = Mapping[str, Any]
 

@@ -24,8 +24,6 @@ from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
 from feeder.transforms.function import kept_generators
 from feeder.transforms.values import compose_affine
 
-__all__ = ["PillowDecoder"]
-
 # EXIF orientation -> the operation that makes the stored image upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

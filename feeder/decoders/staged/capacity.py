@@ -11,8 +11,6 @@ from feeder.decoders.staged.staged import ROW
 from feeder.order.permutation import permute
 from feeder.system.arrays import Bools, Int64s
 
-__all__ = ["Capacity", "Peek", "plan_capacity", "planning_sample"]
-
 _PEEK = 1024
 # The same where each sample is a file to open.
 _PEEK_AT_FILES = 64

@@ -12,8 +12,6 @@ from feeder.decoders.decoder import Buffer
 from feeder.errors import ArgumentError
 from feeder.system.arrays import Int32s, Int64s, Records, Uint8s
 
-__all__ = ["ROW", "RowKind", "Staged", "by_size"]
-
 # The offset of a payload that did not fit.
 _ELSEWHERE = -1
 

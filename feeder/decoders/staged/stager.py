@@ -24,8 +24,6 @@ from feeder.system.arrays import Int32s, Int64s, Records, Uint8s
 from feeder.system.checks import check_int
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
 
-__all__ = ["Stager"]
-
 # Larger images are decoded here: 12 of this size would take the memory of a whole batch of usual ones.
 _OUTLIER_PIXELS = 24_000_000
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from feeder.transforms import Recipe
     from feeder.transforms.op import Params
 
-__all__ = ["LeftToCpu", "Padding", "StagedView", "TrainerDecoder"]
-
 
 class LeftToCpu(DecodeError):
     """An image that a :class:`TrainerDecoder` leaves to the CPU backend, which has the last word on it."""

@@ -12,8 +12,6 @@ from feeder.decoders.decoder import Buffer
 from feeder.errors import DecodeError
 from feeder.system.arrays import AnyArray, Float32s, Int64s
 
-__all__ = ["Annotations", "decode_boxes", "decode_points"]
-
 _MAX_POINTS = 65_535
 
 

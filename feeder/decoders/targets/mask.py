@@ -23,8 +23,6 @@ from feeder.transforms.matrices import affine_matrix
 from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp
 from feeder.transforms.target_ops import TargetOp
 
-__all__ = ["check_mask", "decode_mask", "move_mask"]
-
 MaskArray = Uint8s | Int32s
 
 _HEAD_BYTES = 26

@@ -14,8 +14,6 @@ from feeder.loader.device.nested import map_tensors, move, tensors_in
 from feeder.loader.observe.meter import Meter
 from feeder.loader.options import DeviceOptions
 
-__all__ = ["BatchSource", "DeviceFeed", "StaticBuffers"]
-
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["map_tensors", "move", "tensors_in"]
-
 
 def move(value: Any, device: torch.device) -> Any:
     """The same structure with its tensors on the device; copies do not wait."""

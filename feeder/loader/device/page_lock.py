@@ -24,8 +24,6 @@ from feeder.errors import ArgumentError
 from feeder.loader.options import DeviceOptions
 from feeder.loader.slots.slots import Slots
 
-__all__ = ["CudaGuard", "page_lock", "slot_guard"]
-
 
 @dataclass(eq=False)
 class CudaGuard:

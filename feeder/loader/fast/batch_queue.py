@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from feeder.loader.fast.engine import Engine
     from feeder.loader.workers.iterator_lock import IteratorLock
 
-__all__ = ["BatchQueue", "BatchRecord", "ReusedMemory", "make_here", "requests"]
-
 _LINE_BYTES = 64
 
 

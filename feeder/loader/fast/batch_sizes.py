@@ -22,8 +22,6 @@ from feeder.system.arrays import Int32s, Int64s
 from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
 
-__all__ = ["SIZE_IDENTITY", "BatchSizes", "bucket_table"]
-
 # Aspect ratios of photos; batches of detection are grouped by them.
 _ASPECTS = Buckets(sizes=[(1, 2), (2, 3), (3, 4), (1, 1), (4, 3), (3, 2), (2, 1)])
 # What :meth:`BatchSizes.identity` may have.

@@ -31,8 +31,6 @@ from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.workers.seeding import seeded
 from feeder.transforms import Views
 
-__all__ = ["CollatedWork", "slot_bytes_per_sample"]
-
 _ALIGN = 64
 
 

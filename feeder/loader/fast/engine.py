@@ -30,8 +30,6 @@ from feeder.system.numa import running_on
 if TYPE_CHECKING:
     from feeder.loader.fast.sample_maker import Work
 
-__all__ = ["Engine", "EngineOptions"]
-
 _ALIGN = 64
 _MOST_SENT_AHEAD = 256
 _GROWTH = 1.25  # of slots that were too small: collated batches differ in size

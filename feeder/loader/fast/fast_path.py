@@ -57,8 +57,6 @@ from feeder.system.warning import warn
 from feeder.transforms.mixing import check_mix
 from feeder.transforms.recipe_json import mix_to_json, recipe_to_json
 
-__all__ = ["FastPath"]
-
 _STATE_VERSION = 1
 
 

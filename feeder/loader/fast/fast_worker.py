@@ -27,8 +27,6 @@ from feeder.loader.workers.sockets import end_with_trainer
 from feeder.shard.cache.waits import waits
 from feeder.system.arrays import Uint8s
 
-__all__ = ["FAILED_START", "Declined", "finish_part", "make_part", "send", "work_loop"]
-
 FAILED_START = -2  # in place of the number of a part
 _MAPPED_AT_ONCE = 1 << 16  # bytes around a page that is read first; Linux's default
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from feeder.transforms.mixing import Mixing
     from feeder.transforms.op import Params
 
-__all__ = ["Finishing"]
-
 
 class Finishing:
     """The last steps of one loader.

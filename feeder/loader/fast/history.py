@@ -20,8 +20,6 @@ from feeder.order.skip import Skip
 from feeder.order.split import Split
 from feeder.system.arrays import Int64s
 
-__all__ = ["BatchSamples", "History", "ReplayedBatch"]
-
 
 class BatchSamples(NamedTuple):
     """The samples of a batch, before bad ones are replaced by others.

@@ -29,8 +29,6 @@ from feeder.loader.options import LoaderOptions
 from feeder.loader.workers.iterator_lock import IteratorLock
 from feeder.system.limit_errors import explained
 
-__all__ = ["Epoch", "FastIterator", "HostBatches"]
-
 
 class FastIterator:
     """Yields ``(images, labels, *fields)``, or what the collate_fn makes; its length is what is left.

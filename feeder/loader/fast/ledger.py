@@ -13,8 +13,6 @@ from feeder.loader.observe.stats import stage_table
 from feeder.loader.observe.tally import Tally
 from feeder.system.arrays import Int64s
 
-__all__ = ["Ledger"]
-
 
 class Ledger(Tally):
     """Sums over all epochs of one loader.

@@ -11,10 +11,8 @@ import numpy as np
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import Samples, SlotView
-from feeder.order.mixture_order import source_seed
+from feeder.order.mixture_shares import source_seed
 from feeder.system.arrays import AnyArray
-
-__all__ = ["MixedWork"]
 
 
 @dataclass(eq=False, repr=False)

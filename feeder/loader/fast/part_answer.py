@@ -17,8 +17,6 @@ from feeder.loader.fast.part_report import SUMS, PartReport, Substitution
 from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, Meter
 from feeder.system.arrays import AnyArray
 
-__all__ = ["add_stages", "error_from_json", "report_from_json", "report_to_json"]
-
 _BYTES, _ARRAY, _LIST, _DICT = "bytes", "array", "list", "dict"
 _ARRAYS = "biufc"  # kinds of dtypes
 _MOST_ARRAY_BYTES = 1 << 30

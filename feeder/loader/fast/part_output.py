@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from feeder.loader.slots.image_slots import SlotView
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["PaddedSink", "PixelSink", "SampleSink", "Sink", "StagedSink", "put_extras", "read_extras"]
-
 
 class Sink:
     """Base of what takes the images of a part, all at once, and some of them again."""

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
     from feeder.loader.slots.batch_message import Collated
 
-__all__ = ["SUBSTITUTES", "SUMS", "PartReport", "Substitution", "no_substitute"]
-
-
 SUBSTITUTES = 16  # tried in place of one bad sample
 SUMS = ("clipped", "slow")  # of a report, which add up
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from feeder.loader.slots.image_slots import Samples, SlotView
     from feeder.transforms import Recipe
 
-__all__ = ["PartRunner", "base_ops"]
-
 _PAUSE = 32  # parts made without a call after one that left most samples
 _STAGES = ("read", "draw", "decode", "transform")
 _LARGEST_SIDE = (1 << 16) - 1

@@ -16,8 +16,6 @@ import itertools
 
 from feeder.loader.slots.image_slots import Layout
 
-__all__ = ["AHEAD_BYTES", "PartSizes", "enough_ahead", "most_sent_parts", "part_rows", "sent_part_rows"]
-
 _LARGEST_PART = 64
 _SMALLEST_SENT = 16
 _SENT_BYTES = 32 << 20  # of a part; see feeder.service.part_memory.PART_BYTES

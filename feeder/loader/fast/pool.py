@@ -34,8 +34,6 @@ from feeder.system.text import count
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
-__all__ = ["Pool", "PoolOptions"]
-
 _log = logging.getLogger("feeder")
 
 _SERVED = "feeder.loader.fast.served_worker:work_loop"

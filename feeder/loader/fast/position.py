@@ -16,8 +16,6 @@ from feeder.order.split import Split
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
 
-__all__ = ["EpochProgress", "Place"]
-
 
 @dataclass(frozen=True)
 class Place:

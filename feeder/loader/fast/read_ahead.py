@@ -31,8 +31,6 @@ from feeder.shard.cache.link import Link
 from feeder.shard.format.shard_index import IndexedShard
 from feeder.system.arrays import Int64s
 
-__all__ = ["DrawnAhead", "ReadAhead"]
-
 _log = logging.getLogger("feeder")
 
 RANGE_BYTES = 8 << 20

@@ -17,8 +17,6 @@ from feeder.loader.slots.image_slots import SlotView
 from feeder.service.frames import Frame
 from feeder.system.arrays import AnyArray, Uint8s
 
-__all__ = ["Arrays", "PartReceiver"]
-
 _MOST_REPORT_BYTES, _MOST_LABEL_BYTES = 32 << 20, 64 << 20
 
 # Labels, images and further arrays of a part, uint8 [bytes] each, as they were sent.

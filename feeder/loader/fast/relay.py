@@ -39,8 +39,6 @@ from feeder.loader.slots.image_slots import SlotView
 from feeder.loader.workers.channel import Channel
 from feeder.service.frames import HEARTBEAT_S, Frame, Kind
 
-__all__ = ["Claims", "Relay", "answer_limit_s"]
-
 _LATE, _MOST_LATE_S, _LEAST_LIMIT_S = 3.0, 1.0, 0.05
 _LOCAL_FIRST_S = 0.02  # that idle local workers get to take a part
 _MOST_AT_ONCE = 2  # servers that are asked for one part

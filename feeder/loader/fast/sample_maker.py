@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from feeder.transforms.boxes import SampleBoxes
     from feeder.transforms.pad_to_batch import PadToBatch
 
-__all__ = ["Work"]
-
 _DRAWN_SUBSTITUTES = 1024  # until so many have fit in a padded batch
 _WRONG_ROWS = (
     "the index has wrong places for the rows of an image, so the image was read a second time; "

@@ -27,8 +27,6 @@ from feeder.loader.stateful import is_stateful
 from feeder.system.arrays import Int64s
 from feeder.system.text import count
 
-__all__ = ["Replay", "check_replay_state"]
-
 _DIGEST_BYTES = 8
 _NOTHING = bytes(_DIGEST_BYTES)
 _WRAPPED = ("sampler", "batch_sampler")

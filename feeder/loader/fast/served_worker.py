@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 
 import feeder.dataset.shard_reader
-from feeder.loader.fast.fast_worker import work_loop
+from feeder.loader.fast.fast_worker import work_loop  # noqa: F401
 
 with contextlib.suppress(ImportError):  # it was not built
     import feeder.decoders.cpu_decoder
     import feeder.loader.fast.part_runner  # noqa: F401
-
-__all__ = ["work_loop"]

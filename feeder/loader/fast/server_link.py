@@ -27,8 +27,6 @@ from feeder.service.frames import (
 from feeder.system.arrays import Uint8s
 from feeder.system.mapping import map_other_memory
 
-__all__ = ["Place", "ServerLink"]
-
 SILENCE_S = 4 * HEARTBEAT_S
 _CONNECT_S = 2.0
 _MOST = 1 << 16  # cores, and parts of its credit

@@ -14,8 +14,6 @@ from feeder.loader.service_options import ServiceOptions
 from feeder.service.frames import Frame, peer_versions
 from feeder.system.text import count, say
 
-__all__ = ["Servers"]
-
 _RECONNECT_S = 1.0
 _MOST_REASONS = 4
 _PATIENCE_S = 10.0  # before it is said that there is no server

@@ -24,8 +24,6 @@ from typing import Any
 from feeder.loader.service_options import Service
 from feeder.system.child_python import child_python
 
-__all__ = ["Directory", "peer_uid", "socket_name"]
-
 _HELPER = "from feeder.service.finder import main\nsys.path[:] = path\nmain(*sys.argv[1:])"
 _RESTART_S, _MOST_RESTART_S = 2.0, 30.0  # the pause doubles while helpers find nothing
 _MOST_BYTES, _MOST_SERVERS = 1 << 20, 4096

@@ -33,8 +33,6 @@ from feeder.loader.workers.seeding import WorkerInit
 from feeder.order.sample_order import goes_by_shard
 from feeder.system.numa import cpus_near, gpu_cpus, numa_nodes
 
-__all__ = ["make_engine", "make_service", "make_work", "worker_cpus"]
-
 _PREFETCH = 2  # batches a worker, as torch has it
 _SERVICE_WORKERS = 4  # as many batches ahead as for so many workers more
 

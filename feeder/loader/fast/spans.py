@@ -20,8 +20,6 @@ from feeder.order.skip import Skip
 from feeder.order.split import Split
 from feeder.system.text import count
 
-__all__ = ["Span", "Spans"]
-
 
 @dataclass(frozen=True)
 class Span:

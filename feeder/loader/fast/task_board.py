@@ -30,8 +30,6 @@ import numpy as np
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.slots.region import Region
 
-__all__ = ["Board", "Part"]
-
 _NONE = -1
 _FLOCK = struct.Struct("@hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, length, pid
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 0.01

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from feeder.transforms.mixing import Mixing
     from feeder.transforms.pad_to_batch import PadToBatch
 
-__all__ = ["DecodeFeed"]
-
 _AHEAD = 1
 
 

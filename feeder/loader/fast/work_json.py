@@ -37,19 +37,6 @@ from feeder.transforms.recipe_json import check_bounds, recipe_from_json, recipe
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = [
-    "SIZED_FILES",
-    "check_work",
-    "given_labels",
-    "sent_splits",
-    "set_from_json",
-    "set_to_json",
-    "size_from_json",
-    "work_data",
-    "work_from_json",
-    "work_to_json",
-]
-
 _MOST = 1 << 16  # pixels of a side
 _MOST_VALUES = 1 << 16  # of the JSON of work: more take long to read
 _MOST_SETS, _DEEPEST = 64, 8

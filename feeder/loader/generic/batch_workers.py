@@ -26,8 +26,6 @@ from feeder.loader.slots.slots import Slots
 from feeder.loader.workers.process import InContext
 from feeder.loader.workers.supervisor import Supervisor, Worker
 
-__all__ = ["BatchWorkers", "GenericWorker"]
-
 POLL_MS = 1000
 _SAME_BATCH_LIMIT = 3
 

@@ -28,8 +28,6 @@ from feeder.order.sample_order import substitute
 if TYPE_CHECKING:
     from feeder.dataset.encoded import Encoded, OpenedImage
 
-__all__ = ["DrawnIndex", "DrawnSampler", "EncodedSamples", "ImageDraws"]
-
 _SUBSTITUTES = 16
 _LARGEST_KEY = (1 << 63) - 1
 # Odd, so that no two places of an index share a key.

@@ -20,8 +20,6 @@ from feeder.loader.generic.torchdata_state import GenericProgress, epoch_is_over
 from feeder.loader.options import LoaderOptions
 from feeder.loader.random_state import draw_seed
 
-__all__ = ["GenericPath"]
-
 
 class GenericPath:
     """The state that a loader keeps between iterators.

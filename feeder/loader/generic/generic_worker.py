@@ -33,17 +33,6 @@ from feeder.loader.workers.seeding import introduce
 from feeder.loader.workers.sockets import end_with_trainer
 from feeder.shard.cache.waits import waits
 
-__all__ = [
-    "ABOUT",
-    "BatchResult",
-    "BatchTask",
-    "Job",
-    "never_ending",
-    "send_result",
-    "worker_main",
-    "worker_state",
-]
-
 # Before a pickled result: used bytes of the slot, wanted bytes, times and bytes of Spent.
 ABOUT = struct.Struct("<8q")
 _NO_BATCH = -2  # in place of its number

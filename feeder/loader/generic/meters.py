@@ -15,8 +15,6 @@ from feeder.loader.observe.tally import Tally
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
 
-__all__ = ["GenericMeters", "Spent", "batch_rows"]
-
 
 class Spent(NamedTuple):
     """The times of a worker for a batch, nanoseconds; all 0: not known.

@@ -34,8 +34,6 @@ from feeder.loader.generic.torchdata_state import GenericProgress, counts_off, f
 from feeder.loader.options import ImageOptions, LoaderOptions
 from feeder.loader.workers.iterator_lock import IteratorLock
 
-__all__ = ["WorkersIterator"]
-
 
 class WorkersIterator(CountedIterator):
     """Makes batches in worker processes.

@@ -13,8 +13,6 @@ from feeder.loader.slots.slots import Slots
 from feeder.system.arrays import Uint8s
 from feeder.system.cores import available_bytes
 
-__all__ = ["BatchSlots", "Pending", "PendingBatches"]
-
 _SMALLEST_SLOT = 1 << 16
 _PAGE = 4096
 

@@ -28,14 +28,6 @@ from feeder.loader.generic.torchdata_state import DRAWS_KEY, SEEDS_KEY, sampler_
 from feeder.loader.random_state import draw_seed
 from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
 
-__all__ = [
-    "IndexIterator",
-    "ResumableRandomSampler",
-    "SeedChain",
-    "check_sampler",
-    "make_resumable",
-]
-
 
 class ResumableRandomSampler(RandomSampler):
     """torch's RandomSampler, with iterators that can be resumed. Same numbers, same use of the random state.

@@ -28,8 +28,6 @@ from feeder.loader.options import ImageOptions
 from feeder.loader.stateful import load_if_stateful
 from feeder.system.limit_errors import explained
 
-__all__ = ["CountedIterator", "HereIterator", "begin_torchs"]
-
 
 class CountedIterator(_BaseDataLoaderIter):
     """The part of an iterator that is around torch's: it counts batches, and explains errors.

@@ -8,17 +8,6 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.system.text import count
 
-__all__ = [
-    "DRAWS_KEY",
-    "SEEDS_KEY",
-    "GenericProgress",
-    "counts_off",
-    "epoch_is_over",
-    "fitting_states",
-    "sampler_place",
-    "worker_key",
-]
-
 # Of the seed and the epoch of images that a dataset leaves to the loader; torchdata has no such key.
 DRAWS_KEY = "_draws"
 

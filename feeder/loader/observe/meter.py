@@ -16,18 +16,6 @@ import numpy as np
 
 from feeder.system.arrays import Float64s, Int64s
 
-__all__ = [
-    "METER_WORDS",
-    "STAGES",
-    "STAGE_WORDS",
-    "Meter",
-    "bucket_ns",
-    "bucket_of",
-    "part_sums",
-    "stage_at",
-    "stage_rows",
-]
-
 # docs/loading.md explains the names, under "Statistics".
 STAGES = (
     "read",

@@ -11,8 +11,6 @@ from wsgiref import simple_server
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Handler", "metrics_server"]
-
 
 class HttpServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     """Answers requests, each in a thread.

@@ -24,8 +24,6 @@ from typing import Any, TypeVar
 from feeder.loader.observe.metrics_server import metrics_server
 from feeder.loader.observe.remote_counts import REMOTE_COUNTS
 
-__all__ = ["MetricsPage"]
-
 _L = TypeVar("_L")
 
 _servers: dict[tuple[str, int], _Server] = {}

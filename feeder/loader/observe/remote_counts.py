@@ -7,8 +7,6 @@ from typing import Any
 
 from feeder.dataset.subset import readers_of
 
-__all__ = ["REMOTE_COUNTS", "remote_counts"]
-
 # Those that only grow, with a description of each.
 REMOTE_COUNTS = {
     "bytes": "Bytes that came from the store",

@@ -10,8 +10,6 @@ import numpy as np
 from feeder.loader.observe.meter import METER_WORDS, STAGES, bucket_ns, stage_rows
 from feeder.system.arrays import Int64s
 
-__all__ = ["NO_SLOTS", "stage_table", "verdict", "worker_tables"]
-
 NO_SLOTS = {"total": 0, "held": 0, "making": 0, "ready": 0}
 # Waits below this share of the time are hardly noticed.
 _NOTICEABLE = 0.05

@@ -12,8 +12,6 @@ from feeder.loader.observe.stats import verdict, worker_tables
 from feeder.system.arrays import Int64s
 from feeder.system.warning import warn
 
-__all__ = ["Tally"]
-
 _ENTRIES = 10_000
 
 

@@ -24,8 +24,6 @@ from torch.utils.data._utils import collate as torch_collate
 
 from feeder.system.arrays import AnyArray, Uint8s
 
-__all__ = ["Collated", "Packed", "Slot", "pack", "slot_collate", "unpack"]
-
 _ALIGN = 64
 # Smaller tensors go into the message: a slot's bookkeeping would cost more.
 _SMALLEST = 512

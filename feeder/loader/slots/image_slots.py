@@ -17,8 +17,6 @@ from feeder.loader.slots.slots import Slots
 from feeder.system.arrays import AnyArray, Int64s, Uint8s
 from feeder.system.cores import available_bytes
 
-__all__ = ["HELD_BATCHES", "Layout", "Ring", "Samples", "Sizes", "SlotView", "plan_slots"]
-
 # Batches that a training loop holds at a time: the one in use, and the one before it until the name is bound anew.
 HELD_BATCHES = 2
 

@@ -16,8 +16,6 @@ import numpy as np
 from feeder.errors import ArgumentError
 from feeder.system.arrays import AnyArray
 
-__all__ = ["Region", "pack", "unpack"]
-
 _ALLOCATED_AT_ONCE = 1 << 20  # takes a tenth of a millisecond
 
 

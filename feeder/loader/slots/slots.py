@@ -27,8 +27,6 @@ import numpy as np
 from feeder.loader.slots.region import Region
 from feeder.system.arrays import Uint8s
 
-__all__ = ["Lease", "Slots"]
-
 _LONGEST_WAIT_S = 60.0  # for the copies that may still read slots
 _POLL_S = 0.0005
 

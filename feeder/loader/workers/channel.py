@@ -17,8 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["HEAD", "HEARTBEAT", "Channel"]
-
 HEAD = struct.Struct("<qq")
 HEARTBEAT = -1  # what a message is about that says nothing
 _HEARTBEAT_S = 0.5

@@ -30,8 +30,6 @@ from feeder.errors import WorkerError
 from feeder.loader.workers.sockets import handing_over
 from feeder.system.child_python import child_python
 
-__all__ = ["ForkServer", "Forked", "fork", "serve"]
-
 _FAILED = "the process that starts workers has ended before it started one; what it printed says why"
 
 _PR_SET_PDEATHSIG = 1

@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterator
 
 from feeder.errors import WorkerError
 
-__all__ = ["IteratorLock"]
-
 PATIENCE_S = 5.0
 
 

@@ -18,8 +18,6 @@ from feeder.errors import ArgumentError, WorkerError
 from feeder.system.child_python import child_python
 from feeder.system.limit_errors import limit_reached
 
-__all__ = ["InContext", "Process", "shorten_temporary_folder", "wait_for"]
-
 _SERVER_GONE = 255  # multiprocessing's code for a process whose fork server has ended
 _LONGEST_FOLDER = 60  # bytes of its path: that of a socket in a folder there has at most 107
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02

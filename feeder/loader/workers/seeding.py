@@ -14,8 +14,6 @@ from torch.utils.data._utils import worker as torch_worker
 
 from feeder.order.random import Stream, philox
 
-__all__ = ["WorkerInit", "epoch_base_seed", "introduce", "seeded"]
-
 
 @dataclass
 class WorkerInit:

@@ -22,8 +22,6 @@ from collections.abc import Iterator
 
 from feeder.system.limit_errors import explained
 
-__all__ = ["end_with_trainer", "handing_over", "pair"]
-
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _making = threading.RLock()
 

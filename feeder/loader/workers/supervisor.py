@@ -32,8 +32,6 @@ from feeder.loader.workers.channel import HEAD, HEARTBEAT
 from feeder.loader.workers.process import Process, wait_for
 from feeder.loader.workers.sockets import handing_over
 
-__all__ = ["Supervisor", "Worker", "check_owner"]
-
 _START_S = 60.0
 END_S = 5.0
 _EXIT_GRACE_S = 0.1

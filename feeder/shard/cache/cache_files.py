@@ -25,8 +25,6 @@ from feeder.shard.cache.presence import BLOCK_BYTES, Record, blocks_of, boot_id,
 from feeder.system.files import DISK_FULL, TEMPORARY_SUFFIX, open_regular
 from feeder.system.limit_errors import limit_reached
 
-__all__ = ["CHECKED", "CacheFiles"]
-
 CHECKED = ".checked."  # the start of the names of files that are checked before they count
 
 _FREE_SHARE, _FREE_BYTES = 10, 10 << 30  # of the disk, as a divisor, that stays free without a budget; at most

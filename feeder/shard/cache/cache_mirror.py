@@ -23,8 +23,6 @@ from feeder.shard.store.store import TIMEOUT_S, allows_http
 from feeder.shard.store.url import Url, is_remote
 from feeder.system.checks import check_int, check_positive
 
-__all__ = ["CacheMirror", "FetchOptions", "open_mirror"]
-
 Want = tuple[str, int, int]
 
 FETCHER = "feeder.shard.cache.fetcher:main"

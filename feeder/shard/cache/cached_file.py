@@ -15,8 +15,6 @@ from feeder.shard.cache.presence import BLOCK_BYTES, IDENTITY_BYTES, Record
 from feeder.shard.store.store import Entry
 from feeder.system.arrays import Uint32s
 
-__all__ = ["Block", "CachedFile", "Contents", "Plan", "entry_identity"]
-
 Block = Sequence[memoryview]  # the bytes of a block, in pieces
 
 

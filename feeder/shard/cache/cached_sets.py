@@ -15,8 +15,6 @@ from feeder.shard.cache.places import MARK
 from feeder.shard.cache.presence import Record, record_path
 from feeder.system.files import default_cache
 
-__all__ = ["CachedSet", "cached_sets", "trim"]
-
 
 class CachedSet(NamedTuple):
     """A set in a cache.

@@ -27,8 +27,6 @@ from feeder.shard.cache.plans import next_range
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.store.store import Bytes, Store
 
-__all__ = ["GRACE_S", "RANGE_BYTES", "Counts", "Downloads", "Wait"]
-
 RANGE_BYTES = 8 << 20
 _RANGE_BLOCKS = RANGE_BYTES // BLOCK_BYTES
 _THREADS = 32

@@ -33,8 +33,6 @@ from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Store
 
-__all__ = ["Fetcher", "become_fetcher", "main"]
-
 _IDLE_S = 60.0
 _LOOK_S = 1.0
 _BACKLOG = 256

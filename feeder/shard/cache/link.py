@@ -29,18 +29,6 @@ from feeder.errors import FeederError, StoreError
 from feeder.system.child_python import child_python
 from feeder.system.warning import warn
 
-__all__ = [
-    "ENVIRONMENT",
-    "LOCK",
-    "LOG",
-    "MESSAGE_BYTES",
-    "SOCKET",
-    "Link",
-    "has_hung_up",
-    "lock_mirror",
-    "socket_address",
-]
-
 LOCK, SOCKET, LOG = "fetcher.lock", "fetcher.socket", "fetcher.log"
 MESSAGE_BYTES = 1 << 17  # within what a socket takes by default
 _PAUSE_S = 0.02

@@ -12,8 +12,6 @@ from feeder.shard.cache.cached_file import Contents, entry_identity
 from feeder.shard.cache.presence import IDENTITY_BYTES
 from feeder.shard.store.store import Entry, Store
 
-__all__ = ["LISTING", "ListedFiles"]
-
 LISTING = "objects.json"  # in a mirror's folder: [[key, bytes, time of the last change in ns, identity], ...]
 _KEPT_S = 60.0  # in which the ranks of a job open the folder
 

@@ -15,8 +15,6 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.url import Url
 from feeder.system.files import TEMPORARY_SUFFIX, default_cache
 
-__all__ = ["MARK", "identity", "mirror_folder", "refuse_mirror"]
-
 MARK = "mirror.json"  # in each mirror's folder, and in no set's
 _NAME_CHARACTERS = 60
 # Variables that decide as whom, and through what, a fetcher speaks to a store. AWS_ALLOW_HTTP is an option by then.

@@ -9,8 +9,6 @@ from feeder.errors import FeederError, StoreError
 from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import CachedFile, Plan
 
-__all__ = ["begin_plan", "extend_plan", "next_range"]
-
 
 def begin_plan(files: CacheFiles, working_bytes: int) -> Plan:
     """Adds a trainer's plan to a cache, whose lock is held.

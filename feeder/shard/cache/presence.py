@@ -26,8 +26,6 @@ from typing import Any
 from feeder.system.files import TEMPORARY_SUFFIX
 from feeder.system.mapping import map_file
 
-__all__ = ["BLOCK_BYTES", "IDENTITY_BYTES", "RECORDS", "Presence", "Record", "blocks_of", "boot_id", "record_path"]
-
 BLOCK_BYTES = 1 << 18
 IDENTITY_BYTES = 16
 _MAGIC = b"FDRHAVE2"

@@ -21,8 +21,6 @@ from feeder.shard.store.store import RANGE_BYTES, Store
 from feeder.system.files import TEMPORARY_SUFFIX, open_regular
 from feeder.system.mapping import map_file
 
-__all__ = ["SetFiles"]
-
 _MOST_BYTES = 1 << 40  # of a file that comes in ranges
 _MOST_HEADER_BYTES = 1 << 32
 _OWN = {LOCK, LOG, MARK, RECORDS, SOCKET}  # in a mirror's folder, and in no set's

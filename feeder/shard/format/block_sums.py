@@ -10,8 +10,6 @@ import numpy as np
 from feeder.system.arrays import Uint32s
 from feeder.system.files import open_regular
 
-__all__ = ["BLOCK_BYTES", "BlockSums", "file_sums"]
-
 BLOCK_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 22
 

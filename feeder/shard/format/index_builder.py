@@ -11,8 +11,6 @@ from feeder.decoders.packed import is_packed
 from feeder.shard.format.shard_index import SampleRow, write_shard_index
 from feeder.system.arrays import Uint32s
 
-__all__ = ["IndexBuilder", "row_data"]
-
 
 class IndexBuilder:
     """Collects the rows of one shard.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["INDEX_NAME", "NUMBER_FIELDS"]
-
 INDEX_NAME = "index.bin"
 # Fields that are integers: "index" is the sample id; "width" and "height" are those of the image before the recipe, in
 # pixels, upright if orientation is applied; "orientation" is EXIF's, as stored, 1-8; "row" is the sample's row in its

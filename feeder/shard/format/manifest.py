@@ -12,15 +12,6 @@ from typing import Any
 from feeder.errors import FormatError
 from feeder.system.files import atomic_file, open_regular
 
-__all__ = [
-    "MANIFEST_NAME",
-    "PLAN_NAME",
-    "Manifest",
-    "ShardRecord",
-    "is_shard_set",
-    "matches_checksum",
-]
-
 MANIFEST_NAME = "manifest.json"
 PLAN_NAME = os.path.join(".work", "plan.json")  # while a set is being written
 _VERSION = 1

@@ -9,8 +9,6 @@ from feeder.shard.format.set_header import version_path
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.store.mirror import Mirror
 
-__all__ = ["open_index"]
-
 
 def open_index(path: str | os.PathLike[str], version: int | None = None, mirror: Mirror | None = None) -> SetIndex:
     """Opens the index of a shard set.

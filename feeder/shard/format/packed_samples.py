@@ -15,8 +15,6 @@ from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import download
 from feeder.shard.store.url import is_remote, local_path
 
-__all__ = ["PackedDecoder", "packed_decoder"]
-
 
 class PackedDecoder:
     """Replaces the packed images in samples; made by :func:`packed_decoder`."""

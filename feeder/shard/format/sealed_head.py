@@ -20,8 +20,6 @@ from feeder.system.files import open_regular
 from feeder.system.limit_errors import explained
 from feeder.system.mapping import map_file
 
-__all__ = ["HASH_BYTES", "PREFIX_BYTES", "damaged", "mapped_file", "read_head", "sealed", "short_hash"]
-
 HASH_BYTES = 16
 PREFIX_BYTES = 32
 _ALIGN = 64

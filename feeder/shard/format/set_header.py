@@ -43,8 +43,6 @@ from feeder.shard.store.mirror import Mirror
 from feeder.system.arrays import AnyArray, Int64s
 from feeder.system.files import atomic_file
 
-__all__ = ["HEADER_MAGIC", "INDEX_SUFFIX", "ROW", "SetHeader", "SetInfo", "version_path", "write_header"]
-
 HEADER_MAGIC = b"FEEDERST"
 INDEX_SUFFIX = ".fidx"
 ROW = np.dtype(

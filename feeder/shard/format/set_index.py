@@ -22,8 +22,6 @@ from feeder.system.arrays import AnyArray, Int32s, Int64s
 if TYPE_CHECKING:
     from feeder._native import ShardRows
 
-__all__ = ["ASKED_INDEXES", "SetIndex", "field_name"]
-
 # Shards whose index is mapped at a time. One takes 2 kB besides the shared page cache; opening it again takes 0.2 ms.
 _OPEN_INDEXES = 4096
 ASKED_INDEXES = 256  # that a mirror is asked for at a time

@@ -42,18 +42,6 @@ from feeder.shard.format.sealed_head import damaged, mapped_file, read_head, sea
 from feeder.system.arrays import AnyArray, Uint32s
 from feeder.system.files import atomic_file
 
-__all__ = [
-    "NARROW",
-    "NO_STEPS",
-    "TAKEN_DOWN",
-    "WIDE",
-    "Details",
-    "IndexedShard",
-    "SampleRow",
-    "ShardIndex",
-    "write_shard_index",
-]
-
 NO_STEPS = (1 << 32) - 1
 TAKEN_DOWN = "taken_down"
 NARROW = np.dtype(

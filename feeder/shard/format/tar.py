@@ -28,8 +28,6 @@ from typing import BinaryIO, NamedTuple
 from feeder.shard.format.block_sums import BlockSums
 from feeder.system.files import open_regular
 
-__all__ = ["BLOCK_BYTES", "Member", "Refused", "Seam", "TarWriter", "member_bytes", "members_of", "read_members"]
-
 BLOCK_BYTES = 512
 _FLUSH_BYTES = 1 << 20
 _SCAN_BYTES = 1 << 20

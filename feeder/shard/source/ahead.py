@@ -7,8 +7,6 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["ahead"]
-
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 

@@ -11,18 +11,6 @@ from feeder.errors import SourceError
 from feeder.shard.source.image_file import UNREADABLE, left_out
 from feeder.system.files import scan_folder
 
-__all__ = [
-    "SPLIT",
-    "are_downloads",
-    "class_names",
-    "downloads_note",
-    "is_folder",
-    "is_split",
-    "splits_advice",
-    "unlistable",
-    "walk",
-]
-
 # The beginning of a name that is, or has, that of a split.
 SPLIT = re.compile(
     r"(training|trainval|train|validation|valid|val|testing|test|eval|dev|unlabell?ed|extra)(?![a-z])[-_. ]?",

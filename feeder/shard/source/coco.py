@@ -25,8 +25,6 @@ from feeder.system.arrays import Bools
 from feeder.system.files import read_regular
 from feeder.system.text import BOM, count
 
-__all__ = ["BOXES", "CAPTIONS", "INSTANCES", "KEYPOINTS", "SEGMENTATION", "open_coco"]
-
 BOXES = "boxes.json"
 CAPTIONS = "txt"
 KEYPOINTS = "kp.json"

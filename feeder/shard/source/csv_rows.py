@@ -15,8 +15,6 @@ from feeder.errors import SourceError
 from feeder.system.files import open_regular
 from feeder.system.text import BOM, count
 
-__all__ = ["csv_rows", "text_lines"]
-
 _SNIFFED_LINES = 100
 _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
 _SURROGATE = re.compile("[\udc80-\udcff]")  # stands for a byte that is not UTF-8

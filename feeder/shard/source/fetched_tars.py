@@ -20,8 +20,6 @@ from feeder.shard.source.ahead import ahead
 from feeder.shard.store.store import Entry, Store, download
 from feeder.system.files import DISK_FULL, atomic_file
 
-__all__ = ["GZIP_MAGIC", "TarMembers", "compressed_error", "fetched_tars"]
-
 GZIP_MAGIC = b"\x1f\x8b"
 _TARS_AHEAD = 16
 _COPIES_AT_ONCE = 3  # each of which comes in several ranges of 8 MiB at a time

@@ -23,8 +23,6 @@ from feeder.shard.source.siblings import are_worth_a_word, likely_members, membe
 from feeder.shard.source.source import Source, SourceKind
 from feeder.system.text import count
 
-__all__ = ["ListedFile", "add_files", "add_sample", "list_tree", "note_members", "open_folder"]
-
 
 class ListedFile(NamedTuple):
     """A file, relative to the source's root, with its size and modification time when it was listed."""

@@ -10,8 +10,6 @@ from feeder.errors import ArgumentError
 from feeder.shard.source.source import Source, reject_samples
 from feeder.system.text import count
 
-__all__ = ["choose_image", "image_fields", "is_mask_field", "lacks_image", "split_fields"]
-
 _NO_PHOTOS = ("mask", "seg", "depth", "label", "alpha", "thumb")
 _MASKS = ("mask", "seg", "label", "instance", "semantic", "trimap")
 _PHOTOS = ("image", "img", "rgb", "input")

@@ -13,24 +13,6 @@ from feeder.decoders.packed import is_packed
 from feeder.system.files import open_regular
 from feeder.system.text import count
 
-__all__ = [
-    "LARGE_BYTES",
-    "MAX_FILE_BYTES",
-    "START_BYTES",
-    "UNREADABLE",
-    "check_length",
-    "check_size",
-    "check_start",
-    "file_status",
-    "has_other_extension",
-    "is_image_file",
-    "left_out",
-    "left_out_notes",
-    "looks_like_image",
-    "read_image",
-    "unpacked_limit",
-]
-
 # Three float32 channels of the largest image that can be decoded, 89 million pixels.
 MAX_FILE_BYTES = 1 << 30
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from feeder.shard.source.image_file import has_other_extension, left_out
 from feeder.system.files import scan_folder
 
-__all__ = ["ImageFiles", "folders_beside", "image_files"]
-
 _LOOKED_UP = 5  # values of a column
 _MOST_FOLDERS = 64  # beside a table
 _SUFFIXES = ("", ".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG", ".webp", ".avif", ".tif", ".tiff", ".bmp", ".gif")

@@ -23,8 +23,6 @@ from feeder.shard.source.source import Source, SourceKind, drop_duplicates
 from feeder.shard.source.spool import Spool
 from feeder.system.text import count
 
-__all__ = ["open_samples"]
-
 
 def open_samples(
     samples: Iterable[Any],

@@ -17,8 +17,6 @@ from feeder.shard.source.source import Source, repeated_paths
 from feeder.shard.source.spool import Spool
 from feeder.system.text import count
 
-__all__ = ["join_rows"]
-
 _SHOWN = 40  # characters of a value
 
 

@@ -10,8 +10,6 @@ import math
 import uuid
 from typing import Any
 
-__all__ = ["json_field", "without_nan"]
-
 
 def json_field(value: Any) -> bytes:
     """Returns a value as JSON in UTF-8: NaN is null, an infinity is the text "inf" or "-inf", and text with bytes that

@@ -16,18 +16,6 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.system.arrays import Float32s, Int64s
 from feeder.system.text import BOM, count
 
-__all__ = [
-    "LABEL_BYTES",
-    "LabelColumn",
-    "Numbering",
-    "as_number",
-    "check_classes",
-    "is_class_number",
-    "label_text",
-    "name_numbers",
-    "target_number",
-]
-
 LABEL_BYTES = 256
 MAX_CLASSES = 1_000_000
 # If at most this share of the samples has names where the others have numbers, the names are damage or mistakes.

@@ -27,8 +27,6 @@ from feeder.shard.source.yolo import has_boxes
 from feeder.shard.store.url import is_remote
 from feeder.system.files import open_regular, scan_folder
 
-__all__ = ["FolderLayout", "recognized"]
-
 _IMAGES = re.compile(r"((jpeg)?image|img)s?(_?dir|tr|ts)?|leftimg8bit", re.IGNORECASE)
 _PARTNERS = re.compile(
     r"(ann|annotation|gt|ground_?truth|label|mask|trimap|xml|segmentation(class|object)?)s?(_?dir|tr|ts)?",

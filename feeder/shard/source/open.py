@@ -23,8 +23,6 @@ from feeder.shard.source.yolo import are_yolo, open_yolo
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import Url, is_remote, shown_place
 
-__all__ = ["open_source", "overlaps_source", "source_kind"]
-
 _ARCHIVES = (".zip", ".7z", ".rar")
 # With these errors the path may still be a pattern; if it is not, there is a better error for it.
 _NO_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)

@@ -12,8 +12,6 @@ from feeder.shard.source.image_file import left_out_notes, looks_like_image
 from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.system.files import open_regular
 
-__all__ = ["Tree", "open_pairs", "paired", "read_names"]
-
 
 class Tree(NamedTuple):
     """Files below a folder.

@@ -10,8 +10,6 @@ import braceexpand
 from feeder.errors import SourceError
 from feeder.shard.source.class_folders import unlistable
 
-__all__ = ["expand_pattern", "fixed_start"]
-
 
 def fixed_start(pattern: str) -> str:
     """Returns the start of a brace pattern or a glob that all matches have; a plain path as it is."""

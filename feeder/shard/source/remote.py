@@ -29,8 +29,6 @@ from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Entry, Store, download
 from feeder.shard.store.url import Url
 
-__all__ = ["RemoteSource", "folders_of", "list_objects", "named_objects", "open_remote_folder", "split_url"]
-
 _GAP_BYTES = 64 << 10  # fields of a sample that lie closer are read by one request
 
 

@@ -12,8 +12,6 @@ import numpy as np
 
 from feeder.system.arrays import Float32s, Int64s
 
-__all__ = ["NO_FILE", "OWN_FILE", "SampleTable", "StoredField"]
-
 NO_FILE = -(2**63)  # the modification time of a sample whose image is in a container
 OWN_FILE = -1  # in place of the container of a field that is a file
 _CHUNK = 1 << 16

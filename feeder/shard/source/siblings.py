@@ -6,8 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
-__all__ = ["are_worth_a_word", "likely_members", "member_names"]
-
 
 def member_names(images: Iterable[str], others: Iterable[str]) -> dict[str, str]:
     """Finds the files of a folder that are members of its images' samples.

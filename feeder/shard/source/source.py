@@ -24,16 +24,6 @@ from feeder.system.arrays import Int64s
 from feeder.system.files import open_regular
 from feeder.system.text import count
 
-__all__ = [
-    "Container",
-    "Rejection",
-    "Source",
-    "SourceKind",
-    "drop_duplicates",
-    "reject_samples",
-    "repeated_paths",
-]
-
 _OPEN_CONTAINERS = 128
 _SHOWN_LABELS = 3
 

@@ -10,8 +10,6 @@ from feeder.shard.source.sample_table import StoredField
 from feeder.shard.source.source import Container, Source
 from feeder.system.files import atomic_file
 
-__all__ = ["Spool"]
-
 
 class Spool:
     """Appends fields to a scratch file, one of the source's containers. It can be read once the context has ended.

@@ -39,8 +39,6 @@ from feeder.shard.store.url import is_remote, shown_place
 from feeder.system.files import DISK_FULL
 from feeder.system.text import count
 
-__all__ = ["MANIFEST_SUFFIXES", "ManifestColumns", "open_manifest"]
-
 MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image_path", "image")
 _IMAGES = ("image_bytes", "bytes", "image", "jpg", "jpeg", "png")

@@ -18,8 +18,6 @@ from feeder.shard.source.image_file import unpacked_limit
 from feeder.system.child_python import child_python
 from feeder.system.text import BOM, count, without_bom
 
-__all__ = ["Row", "column_classes", "parquet_rows", "table_rows"]
-
 Row = dict[str, Any]
 _BATCH_ROWS = 256
 # Limit on the rows of a batch times the bytes of a column, as a file may store a value once and repeat it in every row.

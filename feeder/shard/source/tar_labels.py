@@ -22,8 +22,6 @@ from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.system.text import count
 
-__all__ = ["TarLabels"]
-
 
 class TarLabels:
     """The labels of the samples of tars: from the ``cls`` field, or from keys of ``json``.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError
 
-__all__ = ["TargetSources"]
-
 IMAGES = "images"
 _FIELD = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 

@@ -32,8 +32,6 @@ from feeder.shard.store.url import is_remote
 from feeder.system.files import DISK_FULL, atomic_file
 from feeder.system.text import count
 
-__all__ = ["TAR_SUFFIXES", "is_tar", "open_stored_tars", "open_tars"]
-
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 UNPACKED_BYTES = 1 << 30
 _OTHER_TARS = (".tar.bz2", ".tbz", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4", ".tar.z")

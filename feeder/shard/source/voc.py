@@ -16,8 +16,6 @@ from feeder.shard.source.spool import Spool
 from feeder.system.files import read_regular
 from feeder.system.text import count
 
-__all__ = ["open_voc"]
-
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 

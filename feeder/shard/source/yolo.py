@@ -20,8 +20,6 @@ from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
 from feeder.system.text import count
 
-__all__ = ["are_yolo", "has_boxes", "open_yolo"]
-
 _CLASS_FILE = re.compile(r"classes\.txt|.*\.(names|labels)")  # a class a line, as labelImg and darknet have them
 _BOX = re.compile(rb"\s*\d+(\s+[-+.\de]+){4,}\s*")
 _SNIFFED = 20

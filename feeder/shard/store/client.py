@@ -34,8 +34,6 @@ from feeder.shard.store.url import Url
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-__all__ = ["CONNECT_S", "HUB", "REQUEST_S", "STALL_S", "base_url", "make_client", "proxy_of", "tls_context"]
-
 CONNECT_S = 2
 STALL_S = 5  # without a byte; then the request is repeated
 _STALL_WRITING_S = 60  # the whole of a part is sent before the answer comes

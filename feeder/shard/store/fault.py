@@ -6,8 +6,6 @@ import enum
 import re
 from typing import NamedTuple
 
-__all__ = ["GUARD_ADDRESS", "Fault", "FaultKind", "fault_of"]
-
 # Nobody listens there. Redirects to other hosts end at it, see Note [Redirects] in client.py.
 GUARD_ADDRESS = "127.0.0.1:1"
 

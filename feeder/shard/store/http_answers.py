@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from feeder.errors import StoreError
 from feeder.shard.store.client import CONNECT_S, STALL_S, proxy_of, tls_context
 
-__all__ = ["BusyError", "Connection", "addresses_of", "answer_of", "private_one", "reason_of", "redirect_of"]
-
 _SAFE = "/%~!$&'()*+,;=:@?#[]"  # in a URL, what is not to be percent-encoded
 Connection = http.client.HTTPConnection
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")

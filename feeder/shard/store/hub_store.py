@@ -28,8 +28,6 @@ from feeder.system.files import atomic_file
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-__all__ = ["HubStore"]
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REQUEST_S = 30
 _ADVICE = "set HF_TOKEN or run `hf auth login`; a gated dataset also wants your consent, on its page"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Mirror"]
-
 
 class Mirror(Protocol):
     """A folder with the files of a remote shard set, under their own names, in which parts of them are still missing.

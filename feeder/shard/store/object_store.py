@@ -36,8 +36,6 @@ from feeder.shard.store.url import Url, check_key
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-__all__ = ["ObjectStore"]
-
 _PART_BYTES = 8 << 20
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 # Of a store that has never answered, a wrong host or a missing network is told soon.

@@ -8,8 +8,6 @@ from feeder.errors import StoreError
 from feeder.shard.store.store import TIMEOUT_S, Store, refuse_web_server
 from feeder.shard.store.url import Url
 
-__all__ = ["open_store"]
-
 
 def open_store(
     url: Url | str,

@@ -35,8 +35,6 @@ from feeder.shard.store.store import PIECE_BYTES, quoted_etag
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-__all__ = ["SignedRanges"]
-
 IDLE_S = 30.0  # servers close connections that nobody uses for longer, and what lies between forgets them
 _VALID = datetime.timedelta(minutes=15)  # the difference between clocks that S3 allows
 _MOST_FAULTS = 8  # in a row

@@ -12,21 +12,6 @@ from feeder.errors import NotFoundError, StoreError
 from feeder.shard.store.url import Url
 from feeder.system.files import default_cache
 
-__all__ = [
-    "PIECE_BYTES",
-    "RANGE_BYTES",
-    "TIMEOUT_S",
-    "Bytes",
-    "Entry",
-    "Store",
-    "allows_http",
-    "download",
-    "entry_of",
-    "hub_folder",
-    "quoted_etag",
-    "refuse_web_server",
-]
-
 RANGE_BYTES = 8 << 20  # the most of one request: where connections are cut often, larger ones never come to an end
 _AT_ONCE = 8  # ranges of one object
 PIECE_BYTES = 1 << 19  # of what comes bit by bit: each costs a wake-up and a write; larger ones keep readers waiting

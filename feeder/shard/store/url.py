@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Url", "check_key", "is_remote", "local_path", "shown_place"]
-
 _SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _MISTYPED = re.compile(rf"({'|'.join(_SCHEMES)}):/", re.IGNORECASE)

@@ -16,9 +16,6 @@ from feeder.shard.write.shared_output import SharedOutput
 from feeder.system.arrays import Int64s
 from feeder.system.versions import pillow_info
 
-__all__ = ["attempt_shard", "pickled_order", "with_node", "writer_versions"]
-
-
 # A shard, the source of its samples alone, in their order, and the place to write to.
 _Order = tuple[ShardJob, Source, SharedOutput]
 

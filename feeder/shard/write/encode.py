@@ -25,8 +25,6 @@ from feeder.errors import KERNELS_COMMAND, ArgumentError, BackendError
 from feeder.system.checks import check_int, check_one_of
 from feeder.transforms import RandomResizedCrop, Recipe, Resize
 
-__all__ = ["ENCODINGS", "PROGRESSIVE", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder", "decode_ms"]
-
 PROGRESSIVE = ("keep", "sequential")
 ENCODINGS = ("seekable", "packed", "keep", "jpeg", "raw")
 # Decodes an image to one pixel, to which all its pixels contribute.

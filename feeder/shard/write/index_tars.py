@@ -33,9 +33,6 @@ from feeder.shard.write.shard_writer import add_row
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["IndexSummary", "hub_header", "index_tars"]
-
-
 _logger = logging.getLogger("feeder")
 
 

@@ -36,8 +36,6 @@ from feeder.shard.write.shard_writer import WrittenShard, record_name
 from feeder.shard.write.shared_output import SharedFolder, SharedOutput
 from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, fsync_folder, read_regular
 
-__all__ = ["OutputFolder", "is_ours"]
-
 _LOCK = ".lock"
 _ATTEMPTS = "attempts-"
 _WORK = os.path.dirname(PLAN_NAME)

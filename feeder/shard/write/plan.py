@@ -16,8 +16,6 @@ from feeder.shard.store.url import is_remote
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.system.arrays import Int64s
 
-__all__ = ["ordered_ids", "plan_digest", "plan_shards"]
-
 _CHUNK = 4096  # positions permuted at a time: large enough to amortize numpy's calls
 _TAR_END_BYTES = 1024
 

@@ -23,8 +23,6 @@ from feeder.shard.write.shard_writer import ShardJob, WrittenShard
 from feeder.system.progress import Progress
 from feeder.system.ray_cluster import cant_join, check_ray_address
 
-__all__ = ["open_ray"]
-
 _REMOTE_CPUS = 0.25  # of a task that mostly waits for a store
 _QUEUED = 2  # tasks for each that can run
 _RETRIES = 20  # of a shard whose node or process is lost, or can't read or write a file

@@ -33,8 +33,6 @@ from feeder.shard.write.write_run import Run
 from feeder.system.files import atomic_file, file_sha256, open_regular, read_regular
 from feeder.system.progress import Progress
 
-__all__ = ["append"]
-
 _NEXT_MANIFEST = "append.json"
 _APPENDED = "appended"  # in the manifest's source: digests of the sources that were added
 

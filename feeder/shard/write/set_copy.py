@@ -23,8 +23,6 @@ from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.files import exclusive_lock, open_regular
 
-__all__ = ["SetCopy", "at_once"]
-
 _REQUESTS = 16  # at once
 
 _Item = TypeVar("_Item")

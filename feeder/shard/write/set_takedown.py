@@ -35,8 +35,6 @@ from feeder.system.files import atomic_file, file_sha256, read_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["TakedownSummary", "takedown"]
-
 _SHOWN = 2
 _SHOWN_CHARS = 40
 

@@ -17,8 +17,6 @@ from feeder.shard.format.set_header import INDEX_SUFFIX, ROW, SetHeader, SetInfo
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.system.arrays import AnyArray
 
-__all__ = ["header_row", "index_path", "own_suffix", "write_set"]
-
 
 def index_path(folder: str, shard: str, suffix: str = INDEX_SUFFIX) -> str:
     """Path of the index of a shard, by the shard's name."""

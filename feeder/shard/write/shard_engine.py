@@ -16,8 +16,6 @@ from feeder.shard.write.shard_writer import ShardJob, Stopped, WrittenShard, rec
 from feeder.system.cores import cores
 from feeder.system.progress import Progress
 
-__all__ = ["ShardEngine", "write_in_threads"]
-
 _REMOTE_WORKERS = 16
 
 

@@ -15,8 +15,6 @@ from feeder.shard.write.encode import EncodeOptions
 from feeder.system.checks import check_int, check_number, check_one_of
 from feeder.system.text import count
 
-__all__ = ["ENGINES", "REJECTED_NAME", "TAKEDOWN_NAME", "ShardOptions", "ShardSummary"]
-
 ENGINES = ("local", "ray")
 _SETTINGS = ("seed", "shuffle", "shard_size_bytes", "samples_per_shard", "image_field", "max_file_bytes")
 

@@ -29,8 +29,6 @@ from feeder.shard.write.encode import EncodedImage, EncodeOptions, Encoder
 from feeder.shard.write.set_writer import index_path
 from feeder.system.files import atomic_file
 
-__all__ = ["ShardJob", "Stopped", "WrittenShard", "add_row", "read_sample", "record_name", "write_shard"]
-
 # Any file may lie in a folder; in other sources each input claims to be an image.
 _FOLDERS = (SourceKind.CLASS_FOLDERS, SourceKind.FLAT_FOLDER)
 # Their fields of images were named by the user, or made for T.Mask; those of others are only counted.

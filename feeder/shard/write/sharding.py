@@ -26,8 +26,6 @@ from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
 from feeder.system.ray_cluster import quiet_ray
 
-__all__ = ["default_out", "open_engine", "run_sharding", "shard", "source_opener"]
-
 _OpenSource = Callable[[str, str | None], Source]  # given a folder for scratch files, and the image field
 
 

@@ -25,8 +25,6 @@ from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_writer import record_name
 from feeder.shard.write.store_lock import check_lock
 
-__all__ = ["SharedFolder", "SharedOutput", "SharedStore"]
-
 
 @dataclass(frozen=True)
 class SharedFolder:

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from feeder.errors import ChangedError, ConflictError, FeederError, LockedError, NotFoundError, StoreError
 from feeder.shard.store.store import Entry, Store
 
-__all__ = ["LOCK_NAME", "StoreLock", "check_lock"]
-
 LOCK_NAME = ".lock"
 STALE_S = 30.0
 RENEW_S = 5.0

@@ -29,8 +29,6 @@ from feeder.shard.write.shared_output import SharedOutput, SharedStore
 from feeder.shard.write.store_lock import LOCK_NAME, StoreLock
 from feeder.system.files import DISK_FULL
 
-__all__ = ["StoreOutput", "locked_output", "previewed_output"]
-
 
 @contextlib.contextmanager
 def locked_output(out: str, *, force: bool = False, appends: bool = False) -> Iterator[OutputFolder]:

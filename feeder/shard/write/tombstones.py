@@ -32,8 +32,6 @@ from feeder.shard.format.tar import Member, members_of
 from feeder.system.arrays import Uint32s
 from feeder.system.files import atomic_file, open_regular
 
-__all__ = ["ErasedShard", "erase", "key_hash", "write_tombstones"]
-
 _DRAWN = 1000
 _MEMBER_NAME = "__taken-down__"
 

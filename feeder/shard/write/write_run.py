@@ -35,8 +35,6 @@ from feeder.system.files import atomic_file, file_sha256, open_regular, read_reg
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["Run"]
-
 _SHOWN_REASONS = 3
 _FAST_FORMATS = ("jpg", "fpk", "npy")
 _ADVISED_SHARE = 0.05  # of the samples in other formats

@@ -9,8 +9,6 @@ from feeder.system.checks import check_int, check_positive
 from feeder.system.cores import cores
 from feeder.tools.presets import preset
 
-__all__ = ["SETTLE", "BenchOptions", "RivalTask", "default_workers"]
-
 # Time for buffers and caches to settle after the first batch, as a share of the run.
 SETTLE = 0.2
 

@@ -26,8 +26,6 @@ from feeder.tools.bench.result_file import spread
 from feeder.tools.bench.rivals import RIVALS
 from feeder.tools.presets import is_shards, open_dataset, preset
 
-__all__ = ["CHECK_LEVELS", "throughput"]
-
 # Upper limit, in levels of 0-255, of the median over images of the mean difference from Pillow's pixels. A shift by
 # half a pixel, as DALI's rounding makes it, gives up to 5 on photos; another crop, channel order or scale gives tens.
 CHECK_LEVELS = 10.0

@@ -20,8 +20,6 @@ from feeder.tools.bench.bench_options import SETTLE, RivalTask
 from feeder.tools.bench.rivals import RIVALS
 from feeder.tools.trial import consume
 
-__all__ = ["main"]
-
 
 def main(channel: int) -> None:
     """Answers jobs until there are no more.

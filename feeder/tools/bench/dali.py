@@ -13,8 +13,6 @@ from feeder.tools.bench.bench_options import RivalTask
 from feeder.tools.bench.images import files_of, image_fields, is_packed_set, listed, tars
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
 
-__all__ = ["dali_batches"]
-
 _SHUFFLE_SAMPLES = 1000
 
 

@@ -10,8 +10,6 @@ from feeder.errors import SourceError
 from feeder.tools.presets import is_shards
 from feeder.tools.set_report import open_set
 
-__all__ = ["files_of", "image_fields", "is_packed_set", "listed", "tars"]
-
 
 def listed(path: str) -> list[tuple[str, int]]:
     """Returns images and labels of a class-per-folder tree, in torchvision's order."""

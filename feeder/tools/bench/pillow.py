@@ -18,8 +18,6 @@ from feeder.tools.bench.images import listed
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
 from feeder.tools.set_report import open_set
 
-__all__ = ["PillowDataset", "normalized", "preprocess", "random_resized_crop"]
-
 _NPY = b"\x93NUMPY"
 
 

@@ -19,8 +19,6 @@ from feeder.system.cores import cores
 from feeder.system.files import write_text
 from feeder.system.processor import processor
 
-__all__ = ["interleave", "machine", "processor_name", "save", "spread"]
-
 
 def machine() -> dict[str, Any]:
     """Returns processor, cores, memory, kernel, commit and package versions.

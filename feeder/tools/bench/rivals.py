@@ -22,8 +22,6 @@ from feeder.tools.bench.images import image_fields, is_packed_set, tars
 from feeder.tools.bench.pillow import PillowDataset, preprocess
 from feeder.tools.presets import is_shards, open_dataset, preset
 
-__all__ = ["RIVALS", "Feed", "Rival", "pillow_name"]
-
 # Shorter epochs go over the images several times, so that their start and end do not dominate.
 _LEAST_BATCHES = 64
 _SHUFFLE_SAMPLES = 1000

@@ -10,8 +10,6 @@ from feeder.system.text import count
 from feeder.tools.presets import describe
 from feeder.tools.terminal import table, wrap
 
-__all__ = ["limit_of", "render"]
-
 _LIMITS = {
     "read": "reading: a faster disk",
     "workers": "too few batches are made ahead: a larger prefetch_factor",

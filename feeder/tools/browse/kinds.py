@@ -6,8 +6,6 @@ import numpy as np
 
 from feeder.system.arrays import AnyArray, Bools, Float64s, Int32s, Int64s, Uint8s
 
-__all__ = ["GROUPS", "KINDS", "ORDERS", "fits", "is_unlabelled", "order_of"]
-
 # An index of a set tells them without a look at the images.
 GROUPS = {
     "To look at": {

@@ -31,8 +31,6 @@ from feeder.tools.browse.set_pages import Renderer, SetPages
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.browse.training import Training
 
-__all__ = ["make_app"]
-
 _STATIC = Path(__file__).parent / "static"
 _DAY_S = 86_400
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)

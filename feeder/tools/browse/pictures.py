@@ -23,8 +23,6 @@ from feeder.tools.browse.set_view import SetView
 from feeder.transforms.boxes import Boxes, move_boxes, move_points
 from feeder.transforms.moves import upright
 
-__all__ = ["SMALL_PX", "Overlays", "Pictures", "jpeg", "png"]
-
 SMALL_PX = 192
 _SHOWN_PX = 1600  # longer sides are shown smaller
 _CANVASES = ("stored", "upright")  # as of targets, see feeder.transforms.Mask

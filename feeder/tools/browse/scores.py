@@ -12,8 +12,6 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.table_rows import Row, table_rows
 from feeder.system.arrays import Float64s
 
-__all__ = ["read_scores"]
-
 _NAMES = ("key", "id", "index")  # of the column that names the sample: as the pages, and a loader's fields, name it
 
 

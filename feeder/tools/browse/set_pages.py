@@ -20,8 +20,6 @@ from feeder.tools.browse.pictures import Pictures, png
 from feeder.tools.browse.set_view import ClassRow, SampleChoice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
 
-__all__ = ["CLASSES_AT_ONCE", "ROWS_AT_ONCE", "Renderer", "SetPages"]
-
 ROWS_AT_ONCE = 60
 _EPOCHS = 8  # of which crops are shown
 _EPOCHS_OF_A_RUN = 1 << 32

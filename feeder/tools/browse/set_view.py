@@ -27,8 +27,6 @@ from feeder.tools.browse.kinds import KINDS, ORDERS, fits, is_unlabelled, order_
 from feeder.tools.browse.scores import read_scores
 from feeder.tools.presets import open_dataset
 
-__all__ = ["CHOSEN", "COUNTED", "SEARCHED", "ClassRow", "Row", "SampleChoice", "SetView", "ShownMember"]
-
 _SHOWN_CHARS = 20_000
 SEARCHED = 100_000  # samples a page: then the user searches on
 CHOSEN = 20_000  # samples a page whose names, or captions, are read one by one

@@ -20,8 +20,6 @@ from feeder.tools.presets import preset
 from feeder.tools.replayed_run import as_pixels, batch_pixels, loader_of
 from feeder.transforms import Recipe
 
-__all__ = ["Batch", "Step", "Training"]
-
 _LOADERS = 8  # that are kept
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from feeder.tools.commands.common import add_output
 from feeder.tools.commands.shard import add_source, report, source_options
 
-__all__ = ["add", "run"]
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(

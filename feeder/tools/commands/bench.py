@@ -9,8 +9,6 @@ from typing import Any
 from feeder.system.text import say
 from feeder.tools.commands.common import add_work, noting
 
-__all__ = ["add", "run"]
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(

@@ -10,8 +10,6 @@ from feeder.errors import ArgumentError
 from feeder.system.text import say
 from feeder.tools.commands.common import check_pages
 
-__all__ = ["add", "run"]
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(

@@ -13,23 +13,6 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.system.text import say
 
-__all__ = [
-    "EXIT_ERROR",
-    "EXIT_INTERRUPTED",
-    "EXIT_SHORT",
-    "EXIT_TOO_MANY_BAD",
-    "EXIT_USAGE",
-    "IMAGE_FIELD_HELP",
-    "add_labels",
-    "add_output",
-    "add_work",
-    "check_pages",
-    "noting",
-    "say_json",
-    "share",
-    "size_bytes",
-]
-
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_SHORT = 3

@@ -12,8 +12,6 @@ from feeder.system.text import count, say
 from feeder.tools.commands.common import EXIT_ERROR, add_output, say_json
 from feeder.tools.terminal import columns
 
-__all__ = ["add", "run"]
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(

@@ -8,8 +8,6 @@ from typing import Any
 from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import add_output, say_json
 
-__all__ = ["add", "run"]
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(

@@ -9,8 +9,6 @@ from typing import Any
 from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, say_json, share
 
-__all__ = ["add", "run"]
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(

@@ -9,8 +9,6 @@ from feeder.errors import ArgumentError, FeederError
 from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import EXIT_ERROR, say_json
 
-__all__ = ["add", "run"]
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-__all__ = ["add", "run"]
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(

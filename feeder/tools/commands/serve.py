@@ -10,8 +10,6 @@ from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import say_json, size_bytes
 
-__all__ = ["add", "run"]
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(

@@ -19,8 +19,6 @@ from feeder.tools.commands.common import (
 )
 from feeder.tools.terminal import size
 
-__all__ = ["add", "add_source", "report", "run", "source_options"]
-
 
 def add(commands: Any) -> None:
     command = commands.add_parser(

@@ -9,8 +9,6 @@ from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import add_output, say_json
 
-__all__ = ["add", "run"]
-
 _SHOWN = 10
 
 

@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from feeder.tools.terminal import wrap
 
-__all__ = ["LEVELS", "WAITS", "Finding", "Level", "colored", "counts", "render", "to_json"]
-
 Level = Literal["ok", "note", "warning", "problem"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
 # The reason shared by rules on a script and by waits seen in a run.

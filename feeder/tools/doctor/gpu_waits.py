@@ -24,8 +24,6 @@ from feeder.tools.instrument.hooks import LoaderHooks, own_line
 from feeder.tools.instrument.launch import run_script
 from feeder.tools.instrument.script_file import read_source
 
-__all__ = ["WaitCollector", "find_waits"]
-
 _MESSAGE = "called a synchronizing CUDA operation"
 _FIRST_BATCH = 3
 _EVERY_STEP = 0.5

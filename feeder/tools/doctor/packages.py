@@ -16,9 +16,6 @@ from feeder.system.nvml import Nvml
 from feeder.system.versions import pillow_simd_command, versions
 from feeder.tools.doctor.finding import Finding
 
-__all__ = ["Driver", "check_packages", "driver_of"]
-
-
 _NEWER_DRIVER = "an NVIDIA driver for CUDA 12, 525 or newer; on Debian: sudo apt-get install nvidia-driver"
 
 

@@ -13,8 +13,6 @@ from feeder.system.nvml import Nvml
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.terminal import size
 
-__all__ = ["check_cores", "check_files", "check_gpus", "check_memory", "check_shared_memory"]
-
 _GIB = 1 << 30
 _LITTLE_SHARED_BYTES = 2 * _GIB
 _FEW_FILES, _TOO_FEW_FILES = 4096, 512

@@ -14,8 +14,6 @@ from feeder.tools.doctor.script_loops import LOOP_RULES, has_backward, is_copy, 
 from feeder.tools.doctor.script_names import Default, Names, arguments_of, text_of
 from feeder.tools.instrument.script_file import ScriptSource, read_source
 
-__all__ = ["RULES", "check_script", "check_source"]
-
 RULES = {
     "num-workers": "the loader has no workers",
     "pin-memory": "the loader's batches are not page-locked",

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from feeder.tools.doctor.script_names import Names, arguments_of, text_of
 
-__all__ = ["LOOP_RULES", "Mistake", "has_backward", "is_copy", "mistakes"]
-
 _DEVICE = re.compile(r"device|cuda|gpu|rank", re.IGNORECASE)
 
 # By rule: the finding, the reason, and the fix.

@@ -6,8 +6,6 @@ import ast
 import re
 from typing import Any, NamedTuple
 
-__all__ = ["Default", "Names", "arguments_of", "text_of"]
-
 # Names that the rules know, by other names of theirs, and those that a ``*`` imports.
 _CANONICAL = {
     "torch.utils.data.dataloader.DataLoader": "torch.utils.data.DataLoader",

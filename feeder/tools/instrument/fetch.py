@@ -19,8 +19,6 @@ from typing import Any
 
 from feeder.tools.instrument.record import Fetch
 
-__all__ = ["MeteredInit", "meter_fetching", "read_fetches"]
-
 _ROW = struct.Struct("<5q")
 _metered = False
 

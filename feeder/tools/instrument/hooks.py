@@ -30,8 +30,6 @@ import feeder
 from feeder.tools.instrument.fetch import MeteredInit, meter_fetching, read_fetches
 from feeder.tools.instrument.record import TRAINER_DECODE, Fetch, LoaderRecord, NextCall, ProcessRecord
 
-__all__ = ["LoaderHooks", "own_line", "own_rank"]
-
 _LOADERS = {
     "torch.utils.data.dataloader": "DataLoader",
     "torchdata.stateful_dataloader.stateful_dataloader": "StatefulDataLoader",

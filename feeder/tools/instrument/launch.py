@@ -15,8 +15,6 @@ from types import ModuleType, TracebackType
 from feeder.tools.commands.common import EXIT_INTERRUPTED
 from feeder.tools.instrument.script_file import ScriptSource
 
-__all__ = ["run_script"]
-
 
 def run_script(script: ScriptSource, arguments: Sequence[str]) -> int:
     """Runs a script in this process, and prints its uncaught exception as Python would.

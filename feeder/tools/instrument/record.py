@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["TRAINER_DECODE", "Fetch", "LoaderRecord", "NextCall", "ProcessRecord", "Sample"]
-
 TRAINER_DECODE = "decode in the training process"
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from feeder.errors import SourceError
 
-__all__ = ["ScriptSource", "parse", "read_source"]
-
 
 @dataclass(frozen=True)
 class ScriptSource:

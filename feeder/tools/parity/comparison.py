@@ -25,8 +25,6 @@ from feeder.tools.presets import open_dataset
 from feeder.tools.terminal import table, wrap
 from feeder.transforms import CenterCrop, Draws, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
-__all__ = ["RECIPES", "Compared", "Failure", "ParityReport", "parity"]
-
 # Recipes to compare: the two presets, and crops at output sizes that fill every bucket from photos of usual size.
 RECIPES: tuple[tuple[Op, ...], ...] = (
     (Resize(256), CenterCrop(224)),

@@ -10,8 +10,6 @@ import numpy as np
 from feeder.errors import ArgumentError
 from feeder.system.arrays import Float64s, Int32s, Uint8s
 
-__all__ = ["BOUNDS", "BUCKETS", "FIGURES", "Bounds", "BucketFigures", "Differences", "crop_ratio"]
-
 # Crop-to-target ratios, [low, high): the geometric mean of crop width / output width and crop height / output height.
 BUCKETS = ((0.0, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, math.inf))
 FIGURES = ("crop / target", "images", "mean", "99.9 %", "max", "bias R, G, B")  # the columns of a report

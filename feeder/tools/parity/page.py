@@ -16,8 +16,6 @@ from feeder.tools.browse.set_pages import Renderer
 from feeder.tools.parity.comparison import Compared, ParityReport
 from feeder.tools.parity.differences import FIGURES, Differences
 
-__all__ = ["SHOWN", "ParityPage"]
-
 SHOWN = 8  # images
 _TIMES = 16
 _DIFFERENCE = f"difference x {_TIMES} (grey = equal)"

@@ -19,8 +19,6 @@ from feeder.tools.instrument.record import TRAINER_DECODE, ProcessRecord
 from feeder.tools.profile.times import LoaderTimes, MachineLoad
 from feeder.tools.thresholds import NOTICEABLE_GAIN, NOTICEABLE_WAIT
 
-__all__ = ["Advice", "Bound", "advise", "fewer_threads", "stage_text"]
-
 Bound = Literal["input", "compute"]
 
 _WORKERS_BUSY = 0.7

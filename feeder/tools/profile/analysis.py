@@ -16,8 +16,6 @@ from feeder.tools.profile.advice import Advice, Bound, advise, fewer_threads, st
 from feeder.tools.profile.times import LoaderTimes, MachineLoad, machine_load, overlap, times_of
 from feeder.tools.terminal import table, wrap
 
-__all__ = ["Analysis", "analyse", "render"]
-
 _INPUT_BOUND = 0.1
 
 

@@ -21,8 +21,6 @@ from feeder.tools.instrument.script_file import read_source
 from feeder.tools.profile.analysis import analyse, render
 from feeder.tools.terminal import columns
 
-__all__ = ["profile"]
-
 _MOST_SAMPLES = 4000
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

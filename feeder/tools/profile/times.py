@@ -18,8 +18,6 @@ import numpy as np
 
 from feeder.tools.instrument.record import TRAINER_DECODE, LoaderRecord, ProcessRecord
 
-__all__ = ["LoaderTimes", "MachineLoad", "machine_load", "overlap", "times_of"]
-
 
 @dataclass(frozen=True)
 class LoaderTimes:

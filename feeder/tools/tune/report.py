@@ -16,8 +16,6 @@ from feeder.tools.terminal import WIDTH, table, wrap
 from feeder.tools.tune.search import Outcome
 from feeder.tools.tune.setting import ROUNDS_TO_TELL, TriedSetting
 
-__all__ = ["Budget", "Tuning"]
-
 _READING = 0.5
 _IDLE = 0.8
 

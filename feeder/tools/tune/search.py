@@ -16,8 +16,6 @@ from feeder.loader.auto_workers import MOST_THREADS
 from feeder.tools.trial import Trial
 from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Setting, TriedSetting, cheaper, gain
 
-__all__ = ["MARGIN", "Outcome", "Search", "Space"]
-
 # Uncertainty of a rate from a single run.
 _NEAR = 0.07
 # Error that the model is assumed to have when it excludes settings.

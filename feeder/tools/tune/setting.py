@@ -11,8 +11,6 @@ from feeder.system.text import count
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.trial import Trial
 
-__all__ = ["ROUNDS_TO_TELL", "Gain", "Setting", "TriedSetting", "cheaper", "gain"]
-
 ROUNDS_TO_TELL = 3
 
 

@@ -23,8 +23,6 @@ from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Outcome, Search, Space
 from feeder.tools.tune.setting import Setting
 
-__all__ = ["tune"]
-
 _TUNED = ("backend", "num_workers", "persistent_workers")
 
 
