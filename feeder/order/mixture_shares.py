@@ -98,6 +98,7 @@ class Stretch:
         self._phases = uniform(seed, number, np.arange(len(counts)), Stream.MIXTURE, 1)[:, 0]
         self._period = period
         self._in_period = -(-period // BLOCK)
+        self._trees: Recent[_Tree] = Recent(2)  # by the part of an epoch in which all sources go on
         self._borders: Recent[Int64s] = Recent(8)
         self._blocks: Recent[Block] = Recent(8)
 
@@ -156,10 +157,11 @@ class Stretch:
     def _first(self, total: int) -> Int64s:
         """Returns the samples of each source among the first of the stretch."""
         if self._weights is None:
-            return _first(total, self._counts, self._most, self._phases)
+            return self._trees.get(0, lambda: _Tree(self._counts, self._most, self._phases)).first(total)
         part = int(np.searchsorted(self._totals, total, side="right"))
         before, after = (self._until(self._times[at]) for at in (part, min(part + 1, len(self._totals))))
-        return before + _first(total - int(before.sum()), after - before, after - before, self._phases)
+        tree = self._trees.get(part, lambda: _Tree(after - before, after - before, self._phases))
+        return before + tree.first(total - int(before.sum()))
 
     def _until(self, time: float) -> Int64s:
         """Returns the samples of each source until one of them has given all it has, where each comes once."""
@@ -497,42 +499,62 @@ def _whole(counts: Float64s) -> Int64s:
     return np.floor(counts + 0.5).astype(np.int64)
 
 
-def _first(total: int, weights: AnyArray, most: AnyArray, phases: Float64s) -> Int64s:
-    """Returns the samples of each source among the first of an epoch; see Note [Mixtures].
+class _Level(NamedTuple):
+    """Nodes of a tree at one depth: which of them are leaves, and the sources of those; of the others the share and the
+    phase of the lighter side, whether it is the first one, and the samples that there are of each side."""
+
+    is_leaf: npt.NDArray[np.bool_]
+    sources: npt.NDArray[np.intp]
+    shares: Float64s
+    phases: Float64s
+    is_first: npt.NDArray[np.bool_]
+    most: tuple[AnyArray, AnyArray]
+
+
+class _Tree:
+    """The tree of some sources; see Note [Mixtures].
 
     Args:
-        total: Number of samples.
         weights: [S], 0 or more.
         most: [S], the samples that there are of each source.
         phases: float64 [S], those of the nodes, by their second side's first source.
-
-    Returns:
-        int64 [S].
     """
-    by_weight = np.argsort(-weights, kind="stable")
-    ends, limits = (np.append(0.0, np.cumsum(each[by_weight])) for each in (weights, most))
-    found = np.empty(len(weights), np.int64)
-    starts, stops, totals = np.array([0]), np.array([len(weights)]), np.array([total])
 
-    while len(starts):
-        is_leaf = stops - starts == 1
-        found[by_weight[starts[is_leaf]]] = totals[is_leaf]
-        starts, stops, totals = (each[~is_leaf] for each in (starts, stops, totals))
+    def __init__(self, weights: AnyArray, most: AnyArray, phases: Float64s) -> None:
+        by_weight = np.argsort(-weights, kind="stable")
+        ends, limits = (np.append(0.0, np.cumsum(each[by_weight])) for each in (weights, most))
+        self._levels: list[_Level] = []
+        starts, stops = np.array([0]), np.array([len(weights)])
 
-        half = (ends[starts] + ends[stops]) / 2
-        after = np.clip(np.searchsorted(ends, half), starts + 1, stops - 1)
-        before = np.maximum(after - 1, starts + 1)
-        middle = np.where(half - ends[before] <= ends[after] - half, before, after)
+        while len(starts):
+            is_leaf = stops - starts == 1
+            sources = by_weight[starts[is_leaf]]
+            starts, stops = starts[~is_leaf], stops[~is_leaf]
 
-        one, other = ends[middle] - ends[starts], ends[stops] - ends[middle]
-        lighter = np.floor(totals * (np.minimum(one, other) / np.maximum(one + other, _TINY)) + phases[middle])
-        ones = np.where(one <= other, lighter, totals - lighter)
-        ones = np.clip(ones, totals - (limits[stops] - limits[middle]), limits[middle] - limits[starts]).astype(
-            np.int64
-        )
-        totals = np.concatenate([ones, totals - ones])
-        starts, stops = np.concatenate([starts, middle]), np.concatenate([middle, stops])
-    return found
+            half = (ends[starts] + ends[stops]) / 2
+            after = np.clip(np.searchsorted(ends, half), starts + 1, stops - 1)
+            before = np.maximum(after - 1, starts + 1)
+            middle = np.where(half - ends[before] <= ends[after] - half, before, after)
+
+            one, other = ends[middle] - ends[starts], ends[stops] - ends[middle]
+            shares = np.minimum(one, other) / np.maximum(one + other, _TINY)
+            sides = limits[middle] - limits[starts], limits[stops] - limits[middle]
+            self._levels.append(_Level(is_leaf, sources, shares, phases[middle], one <= other, sides))
+            starts, stops = np.concatenate([starts, middle]), np.concatenate([middle, stops])
+
+    def first(self, total: int) -> Int64s:
+        """Returns the samples of each source among the first of an epoch, int64 [S]."""
+        found = np.empty(sum(len(level.sources) for level in self._levels), np.int64)
+        totals = np.array([total])
+        for level in self._levels:
+            found[level.sources] = totals[level.is_leaf]
+            totals = totals[~level.is_leaf]
+
+            lighter = np.floor(totals * level.shares + level.phases)
+            ones = np.where(level.is_first, lighter, totals - lighter)
+            ones = np.clip(ones, totals - level.most[1], level.most[0]).astype(np.int64)
+            totals = np.concatenate([ones, totals - ones])
+        return found
 
 
 def _numbers(names: Sequence[str], given: Mapping[str, float], what: str) -> Float64s:

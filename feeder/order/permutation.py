@@ -93,16 +93,18 @@ def _feistel(values: Uint64s, low_bits: Any, high_bits: Any, keys: Any, inverse:
     high = values >> low_bits
     for i in range(len(keys))[:: -1 if inverse else 1]:
         if i % 2:
-            high = high ^ (_mix(low ^ keys[i]) & high_mask)
+            high ^= _mix(low ^ keys[i]) & high_mask
         else:
-            low = low ^ (_mix(high ^ keys[i]) & low_mask)
+            low ^= _mix(high ^ keys[i]) & low_mask
     joined: Uint64s = high << low_bits | low
     return joined
 
 
 def _mix(x: Uint64s) -> Uint64s:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Uint64s = x ^ (x >> np.uint64(31))
-    return mixed
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), in place."""
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x

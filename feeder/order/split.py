@@ -13,7 +13,7 @@ from feeder.order.sample_order import Order
 from feeder.system.arrays import Int64s
 from feeder.system.checks import check_int
 
-_ORDERED_AT_ONCE = 2048
+_ORDERED_AT_ONCE = 4096
 
 
 @dataclass(eq=False)
