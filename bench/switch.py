@@ -2,7 +2,8 @@
 
 The scripts of bench/switch_scripts have the data loading of public ones. The model's step is left out; the loader runs
 on one core with all that it starts, workers included, on the same JPEGs (linked several times, so that an epoch is
-long), and once on shards of them. Each is measured without and with one worker, and the better counts.
+long), and once on shards of them. Each is measured without and with one worker, and the better counts. Beside two of
+them stands what DALI has for the purpose: its torchvision module after Pillow's decoding, and its proxy.
 
     python -m bench.switch --images IMAGES [--rivals DIR] [--only SCRIPTS] [--workers 0,1] [--core 0] [--repeats 9]
         [--seconds 3] [--json OUT]
@@ -26,7 +27,7 @@ from typing import Any
 from bench.decode import Contestant
 from bench.recipes import Key, missing, take_turns
 from bench.smoke import arguments
-from bench.switch_rival import AS_IT_IS, EDITS, FOLDER, SHARDS, changed_lines
+from bench.switch_rival import AS_IT_IS, DALI, EDITS, FOLDER, NEEDS_WORKERS, RIVALS, SHARDS, changed_lines
 from bench.task_feeds.setting import Setting
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
@@ -34,6 +35,7 @@ from feeder.tools.terminal import table
 __all__ = ["main", "many", "passage"]
 
 GOALS = {FOLDER: 3.5, SHARDS: 6.0}
+_HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None  # without help, which `missing` gives
 _EPOCH = 10_000  # images, so that an epoch's beginning does not count
 
 
@@ -52,12 +54,12 @@ def measure(script: str, data: dict[str, Path], made: Path, options: Any) -> dic
     """Returns the result of a script: rates and changed lines of each variant, and ratios to the script as it is."""
     needed = Path(options.rivals).resolve()
     amounts = list(map(int, options.workers.split(",")))
-    if script == "dino" and importlib.util.find_spec("torchvision") is None:
+    if script == "dino" and not _HAS_TORCHVISION:
         amounts = [0]
     with contextlib.ExitStack() as closing:
         contestants: dict[Key, Contestant] = {}
-        for variant in (AS_IT_IS, *EDITS[script]):
-            for workers in amounts:
+        for variant in (AS_IT_IS, *EDITS[script], *RIVALS.get(script, {})):
+            for workers in (each for each in amounts if each or (script, variant) not in NEEDS_WORKERS):
                 command = [sys.executable, "-m", "bench.switch_rival", script, variant, str(workers)]
                 command += [str(data[variant]), str(made), str(options.image_size), str(options.batch_size)]
                 paths = [needed / "pillow-simd", needed / "timm"]
@@ -87,12 +89,12 @@ def missed(results: dict[str, Any]) -> list[str]:
 def markdown(results: dict[str, Any]) -> str:
     """Returns the table of the docs: images per CPU-second, and the lines that were changed."""
     lines = [
-        "| script | as it is | the same files | lines | shards | lines |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| script | as it is | the same files | lines | shards | lines | DALI | lines |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for script, found in ((script, results[script]) for script in EDITS if script in results):
         cells = [f"{found[AS_IT_IS]['images_per_cpu_s']['median']:,.0f}"]
-        for variant in (FOLDER, SHARDS):
+        for variant in (FOLDER, SHARDS, DALI):
             cells += ["–", "–"]
             if variant in found:
                 cells[-2] = f"{found[variant]['ratio']['median']:.1f}x"
@@ -133,7 +135,7 @@ def main() -> None:
         made = Path(folder)
         files = many(Path(options.images), made / "files", options.epoch)
         shards = Path(Setting(str(files), made, 0, options.image_size, options.batch_size).shards())
-        data = {AS_IT_IS: files, FOLDER: files, SHARDS: shards}
+        data = {AS_IT_IS: files, FOLDER: files, SHARDS: shards, DALI: files}
         for script in scripts:
             results[script] = measure(script, data, made, options)
     rows = [["script", "variant", "workers", "images/CPU-s", "min", "max"]]
