@@ -109,7 +109,8 @@ def passage(result: dict[str, Any]) -> str:
         "## Measured\n\n"
         f"Images per CPU-second on one core of {result['machine']['processor']}, without the model's step and with\n"
         "the CPU time of workers, each script with the better of no worker and one. Scripts have the shape of the\n"
-        "public ones. Multiples are of the script as it is, in the same run, and lines are those that change\n"
+        "public ones. Multiples are of the script as it is, in the same run, and lines are those that change. DALI is\n"
+        "its torchvision module in `imagenet` and its proxy in `own_dataset`, on the CPU alone\n"
         f"([result](../bench/results/switch.json)):\n\n{markdown(result)}"
     )
 

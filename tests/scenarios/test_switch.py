@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.switch import passage
-from bench.switch_rival import AS_IT_IS, EDITS, FOLDER, SHARDS, changed_lines, source
+from bench.switch_rival import AS_IT_IS, DALI, EDITS, FOLDER, SHARDS, changed_lines, source
 from tests.support import ROOT
 from tests.support.documents import block, blocks, smaller
 from tests.support.with_torchvision import run_with_torchvision
@@ -71,7 +71,7 @@ def test_the_code_of_the_page_trains(results: dict[str, Any], sign: str) -> None
 
 
 def test_the_table_of_a_result_has_a_line_for_each_script() -> None:
-    rates = {AS_IT_IS: (300.0, 1.0, 0), FOLDER: (1200.0, 4.0, 2), SHARDS: (2400.0, 8.0, 3)}
+    rates = {AS_IT_IS: (300.0, 1.0, 0), FOLDER: (1200.0, 4.0, 2), SHARDS: (2400.0, 8.0, 3), DALI: (150.0, 0.5, 9)}
     found = {
         name: {"images_per_cpu_s": {"median": rate}, "ratio": {"median": ratio}, "changed_lines": lines}
         for name, (rate, ratio, lines) in rates.items()
@@ -80,7 +80,10 @@ def test_the_table_of_a_result_has_a_line_for_each_script() -> None:
     result: dict[str, Any] = {"machine": {"processor": "a CPU"}, "goals_missed": [], "mae": found, "dino": dino}
     lines = passage(result).splitlines()
     assert lines[0] == "## Measured"
-    assert lines[-2:] == ["| `mae` | 300 | 4.0x | 2 | 8.0x | 3 |", "| `dino` | 300 | 4.0x | 2 | – | – |"]
+    assert lines[-2:] == [
+        "| `mae` | 300 | 4.0x | 2 | 8.0x | 3 | 0.5x | 9 |",
+        "| `dino` | 300 | 4.0x | 2 | – | – | – | – |",
+    ]
 
 
 def test_the_changes_of_the_page_are_those_of_the_scripts() -> None:
