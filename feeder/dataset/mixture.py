@@ -21,7 +21,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.relabel import share_classes
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import as_feeder
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.errors import ArgumentError
 from feeder.order.lanes import Lanes
 from feeder.order.mixture_order import MixtureOrder
@@ -143,7 +143,7 @@ class Mixture(FeederDataset):
         if times > 1:
             raise ArgumentError(f"{times} groups of {name!r} have the name {text!r}: give them names of their own")
         each = np.split(ids, np.cumsum(np.bincount(of))[:-1])
-        parts = [FeederDataset(PartReader(whole.reader, part), whole.recipe, whole.extras) for part in each]
+        parts = [FeederDataset(SubsetReader(whole.reader, part), whole.recipe, whole.extras) for part in each]
 
         weights = dict.fromkeys(texts, 1.0) if weights is None else weights
         samples = len(whole) if stop is None and samples is None else samples
@@ -223,11 +223,11 @@ class Mixture(FeederDataset):
             raise ArgumentError(f"the Mixture has no source {name!r}; it has {', '.join(map(repr, self.names))}")
         number, found = self.names.index(name), np.array(ids, np.int64, ndmin=1)
         reader = self.parts[number].reader
-        size = len(reader.whole if isinstance(reader, PartReader) else reader)
+        size = len(reader.whole if isinstance(reader, SubsetReader) else reader)
         if found.size and (found.min() < 0 or found.max() >= size):
             raise ArgumentError(f"source {name!r} has samples 0 to {size - 1}, got {found.min()} to {found.max()}")
         return int(self._starts[number]) + (
-            np.flatnonzero(np.isin(reader.ids, found)) if isinstance(reader, PartReader) else found
+            np.flatnonzero(np.isin(reader.ids, found)) if isinstance(reader, SubsetReader) else found
         )
 
     def named(self, ids: npt.ArrayLike) -> list[tuple[str, int]]:
@@ -236,13 +236,13 @@ class Mixture(FeederDataset):
         for i in np.array(ids, np.int64, ndmin=1).tolist():
             number = int(np.searchsorted(self._starts, i, side="right")) - 1
             reader, own = self.parts[number].reader, i - int(self._starts[number])
-            found.append((self.names[number], int(reader.ids[own]) if isinstance(reader, PartReader) else own))
+            found.append((self.names[number], int(reader.ids[own]) if isinstance(reader, SubsetReader) else own))
         return found
 
 
 def _shards(reader: Reader) -> Sequence[int] | ShardSizes:
     """Returns the samples in each shard, in stored order; empty for a ``Subset`` in an order of its own."""
-    is_stored = not isinstance(reader, PartReader) or not (np.diff(reader.ids) < 0).any()
+    is_stored = not isinstance(reader, SubsetReader) or not (np.diff(reader.ids) < 0).any()
     return reader.shard_sizes() if is_stored else ()
 
 
@@ -279,7 +279,7 @@ def _outputs(part: FeederDataset) -> list[str]:
 
 def _merged(parts: Sequence[FeederDataset]) -> list[FeederDataset]:
     """Returns the sources with labels that count the classes of all by their names; those given keep theirs."""
-    wholes = [part.reader.whole if isinstance(part.reader, PartReader) else part.reader for part in parts]
+    wholes = [part.reader.whole if isinstance(part.reader, SubsetReader) else part.reader for part in parts]
     copies: dict[int, ShardReader | FolderReader] = {}
     for whole in wholes:
         if not isinstance(whole, (ShardReader, FolderReader)):
@@ -289,7 +289,7 @@ def _merged(parts: Sequence[FeederDataset]) -> list[FeederDataset]:
 
     def relabelled(part: FeederDataset, whole: Reader) -> Reader:
         merged = copies[id(whole)]
-        return PartReader(merged, part.reader.ids) if isinstance(part.reader, PartReader) else merged
+        return SubsetReader(merged, part.reader.ids) if isinstance(part.reader, SubsetReader) else merged
 
     both = zip(parts, wholes, strict=True)
     return [FeederDataset(relabelled(part, whole), part.recipe, part.extras) for part, whole in both]

@@ -12,7 +12,7 @@ from feeder.dataset.base import FeederDataset, keeps_samples
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.errors import ArgumentError
 from feeder.system.arrays import Int64s
 from feeder.system.text import count
@@ -42,11 +42,11 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
         return None
     _refuse_mixture(whole)
     ids = _subset_ids(dataset.indices, len(whole))
-    if isinstance(whole.reader, PartReader):
+    if isinstance(whole.reader, SubsetReader):
         ids, reader = whole.reader.ids[ids], whole.reader.whole
     else:
         reader = whole.reader
-    return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.extras)
+    return FeederDataset(SubsetReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.extras)
 
 
 def readers_of(dataset: Any) -> list[Reader]:
@@ -66,7 +66,7 @@ def remote_of(readers: Sequence[Reader]) -> list[ShardReader]:
 
 def leaves(reader: Reader) -> list[Reader]:
     """Returns the readers of single sets that a reader is made of."""
-    if isinstance(reader, PartReader):
+    if isinstance(reader, SubsetReader):
         return leaves(reader.whole)
     if isinstance(reader, JoinedReader):
         return [leaf for each in reader.readers for leaf in leaves(each)]
@@ -107,11 +107,11 @@ def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederData
     chosen = []
     for part in parts:
         ids = np.concatenate([np.arange(len(reader)) + starts[id(reader)] for reader in joined_in(part.reader)])
-        chosen.append(ids[part.reader.ids] if isinstance(part.reader, PartReader) else ids)
+        chosen.append(ids[part.reader.ids] if isinstance(part.reader, SubsetReader) else ids)
     joined: Reader = readers[0] if len(readers) == 1 else JoinedReader(readers)
     ids = np.concatenate(chosen)
     if len(ids) != len(joined) or (ids != np.arange(len(ids))).any():
-        joined = PartReader(joined, np.sort(ids) if stored_order else ids)
+        joined = SubsetReader(joined, np.sort(ids) if stored_order else ids)
     return FeederDataset(joined, parts[0].recipe, parts[0].extras)
 
 
@@ -122,7 +122,7 @@ def _refuse_mixture(dataset: FeederDataset) -> None:
 
 def joined_in(reader: Reader) -> list[Reader]:
     """Returns the readers that a dataset's reader takes samples from."""
-    whole = reader.whole if isinstance(reader, PartReader) else reader
+    whole = reader.whole if isinstance(reader, SubsetReader) else reader
     return whole.readers if isinstance(whole, JoinedReader) and not whole.own_index else [whole]
 
 

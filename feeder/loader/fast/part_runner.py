@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from feeder import _native
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.programs import Finish, Programs, has_programs, programs
 from feeder.loader.observe.meter import Meter, stage_at
@@ -129,7 +129,7 @@ class PartRunner:
         cls, reader: Reader, recipe: Recipe, seed: int, behind: list[int], finish: Finish | None, **options: Any
     ) -> PartRunner | None:
         samples, subsets = len(reader), []
-        while isinstance(reader, PartReader):
+        while isinstance(reader, SubsetReader):
             subsets.append(reader.ids)
             reader = reader.whole
         if type(reader) is not ShardReader or not reader.takes_parts:

@@ -20,7 +20,7 @@ from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import leaves
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.decoder import FIDELITIES
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
@@ -249,7 +249,7 @@ def set_to_json(reader: Reader) -> dict[str, Any]:
     Raises:
         ArgumentError: if it is of a class of its own.
     """
-    if isinstance(reader, PartReader):
+    if isinstance(reader, SubsetReader):
         # By their differences: ids of samples in a row pack to nearly nothing.
         steps = np.diff(reader.ids, prepend=0).astype(np.int64)
         ids = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
@@ -283,7 +283,7 @@ def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: i
     kind, of = value.get("kind"), value.get("of")
     if kind == "subset":
         whole = set_from_json(of, here, members, depth + 1)
-        return PartReader(whole, _ids_from_json(value.get("ids"), len(whole)))
+        return SubsetReader(whole, _ids_from_json(value.get("ids"), len(whole)))
     if kind == "sets":
         if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
             raise ArgumentError("these are no sets")

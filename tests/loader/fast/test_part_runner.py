@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.decoders.device.fused import split_for_device
 from feeder.errors import DecodeError, FormatError
 from feeder.loader.fast.part_report import PartReport
@@ -119,7 +119,7 @@ def made(
     """Pixels, labels and report of one part."""
     own = reader(str(index)) if mirror is None else reader(mirror.index, mirror=mirror)
     change(own)
-    work = Work(own if subset is None else PartReader(own, np.array(subset)), recipe, "cpu", seed=3, **options)
+    work = Work(own if subset is None else SubsetReader(own, np.array(subset)), recipe, "cpu", seed=3, **options)
     samples = Samples.of(np.arange(len(ids)), np.array(ids))
     if repeats is not None:
         samples.repeats[:] = repeats
