@@ -38,7 +38,7 @@ from feeder.transforms.values import Normalize, ToDtype
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.decoders.decoder import Decoder
-    from feeder.decoders.device.fused import DeviceSplit
+    from feeder.decoders.device.fused import DividedRecipe
     from feeder.loader.fast.part_output import StagedSink
     from feeder.loader.fast.part_report import PartReport
     from feeder.loader.slots.image_slots import Samples, SlotView
@@ -82,23 +82,23 @@ class PartRunner:
 
     @classmethod
     def of(
-        cls, reader: Reader, recipe: Recipe, split: DeviceSplit | None, decoder: Decoder, seed: int
+        cls, reader: Reader, recipe: Recipe, divided: DividedRecipe | None, decoder: Decoder, seed: int
     ) -> PartRunner | None:
         """Returns a runner for images of a recipe; None if they are not for one call.
 
         Args:
             reader: The dataset's reader.
             recipe: The ops on each image, without variable sizes.
-            split: Restricts the recipe to the CPU's side; None does all.
+            divided: The recipe divided between CPU and device, to do the CPU's side; None does all.
             decoder: The backend.
             seed: Of the augmentation.
         """
         recipe = recipe.framed
-        made = recipe if split is None else split.cpu.framed
+        made = recipe if divided is None else divided.cpu.framed
         if type(decoder) is not CpuDecoder or not has_programs(made) or recipe.base_size != made.base_size:
             return None
 
-        kept = range(len(recipe.ops)) if split is None else split.kept
+        kept = range(len(recipe.ops)) if divided is None else divided.kept
         behind = [number for number in kept if number >= recipe.base_length]
         finish = Finish(made, [recipe.ops[number] for number in behind])
         return cls._made(

@@ -14,7 +14,7 @@ from feeder.dataset.mixture import Mixture
 from feeder.dataset.subset import leaves
 from feeder.dataset.target_values import in_padded_batches
 from feeder.decoders.decoder import Decoder
-from feeder.decoders.device.fused import split_for_device
+from feeder.decoders.device.fused import divide_recipe
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
@@ -91,7 +91,7 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options, sizes)
     elif target is not None and options.pad is None:
-        work.splits = sizes.splits() if sizes.varies else tuple(split_for_device(each) for each in work.recipes)
+        work.divided = sizes.divided() if sizes.varies else tuple(divide_recipe(each) for each in work.recipes)
     return work, decoder
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import SubsetReader
-from feeder.decoders.device.fused import split_for_device
+from feeder.decoders.device.fused import divide_recipe
 from feeder.errors import DecodeError, FormatError
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
@@ -177,9 +177,9 @@ def test_subsets_given_labels_and_the_cpus_side_of_a_recipe_take_one_call(tmp_pa
     check_same(index, [4, 0], change=lambda reader: reader.relabel(np.arange(PHOTOS) + 100, None))
     check_same(index, [4, 0], change=lambda reader: reader.relabel(np.ones((PHOTOS, 2), np.float32), None))
     jittered = Recipe.of([RandomResizedCrop(16), RandomHorizontalFlip(), ColorJitter(0.4), *TRAIN.ops[2:]])
-    split = split_for_device(jittered)
-    assert split is not None
-    check_same(index, [1, 2], jittered, splits=(split,))
+    divided = divide_recipe(jittered)
+    assert divided is not None
+    check_same(index, [1, 2], jittered, divided=(divided,))
     assert reads.samples == 0
 
 
@@ -232,9 +232,9 @@ def test_ops_after_the_base_path_take_one_call(tmp_path: Path, reads: Reads) -> 
         repeats=[0, 1, 2],
     )
     jittered = Recipe.of([RandomResizedCrop(16), AutoAugment(), *TRAIN.ops[2:]])
-    split = split_for_device(jittered)
-    assert split is not None
-    check_same(index, [1, 2], jittered, splits=(split,))
+    divided = divide_recipe(jittered)
+    assert divided is not None
+    check_same(index, [1, 2], jittered, divided=(divided,))
     assert reads.samples == 0
 
 
