@@ -136,9 +136,9 @@ def _samples_at(path: FastPath, options: LoaderOptions, place: Place) -> BatchSa
     gone = {i: stand_in(whole, i) for i in sorted(taken_down_of(whole, ids.tolist()))}
     if not isinstance(path.dataset, Mixture):
         return BatchSamples(ids, keys, paths, gone)
-    sources, parts = path.dataset.named(ids), dict(zip(path.dataset.names, path.dataset.parts, strict=True))
-    for i, (name, own) in zip(ids.tolist(), sources, strict=True):
-        whole = getattr(parts[name].reader, "whole", parts[name].reader)
+    named, sources = path.dataset.named(ids), dict(zip(path.dataset.names, path.dataset.sources, strict=True))
+    for i, (name, own) in zip(ids.tolist(), named, strict=True):
+        whole = getattr(sources[name].reader, "whole", sources[name].reader)
         if taken_down_of(whole, [own]):
             gone[i] = stand_in(whole, own)
-    return BatchSamples(ids, keys, paths, gone, sources)
+    return BatchSamples(ids, keys, paths, gone, named)

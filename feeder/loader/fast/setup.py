@@ -52,7 +52,7 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     in_workers = collate_fn is not None or (
         (sizes.varies or options.service is not None or isinstance(source, Mixture)) and options.backend == "auto"
     )
-    recipes = [each for part in source.parts or (source,) for each in part.recipe.at(largest, 0).views]
+    recipes = [each for one in source.sources or (source,) for each in one.recipe.at(largest, 0).views]
     decoder = get_decoder(
         options.backend,
         (*recipes, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),
@@ -77,8 +77,7 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
 
     if isinstance(source, Mixture):
         _check_mixed(options, decoder)
-        parts = ((part.reader, part.recipe, decoder.name, part.extras) for part in source.parts)
-        works = tuple(Work(*each, **how) for each in parts)
+        works = tuple(Work(one.reader, one.recipe, decoder.name, one.extras, **how) for one in source.sources)
         return MixedWork(*what, **how, names=source.names, works=works), decoder
 
     if collate_fn is not None:
