@@ -419,7 +419,7 @@ class ShardReader(ShardFields):
         descriptor = self._open(shard).descriptor
         size, checksum = os.fstat(descriptor).st_size, 0
         is_same = True
-        for _, offset, length in index.parts(i):
+        for _, offset, length in index.stored_fields(i):
             is_same = is_same and length <= min(size, MAX_FILE_BYTES) and offset <= size - length
             if is_same:
                 data = bytearray(length)

@@ -204,7 +204,7 @@ def _read(index: SetIndex) -> _Found:
     found = _Found(np.array([[np.inf] * counts, [-np.inf] * counts], np.float32))
     fields = ["field", "member_field"]
     targets = ["target"] if counts else []
-    for part in index.checked_parts([*fields, *targets, "label", "orientation", "length", "width", "height"]):
+    for part in index.checked_columns([*fields, *targets, "label", "orientation", "length", "width", "height"]):
         for name in fields:
             _count(found.fields, part[name])
         _count(found.orientations, part["orientation"])
