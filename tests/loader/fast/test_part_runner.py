@@ -437,7 +437,7 @@ def test_parts_from_a_slow_disk_are_announced_and_stay_one_call(
     tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feeder.dataset.shard_reader.READ_AHEAD_BYTES", 0)
-    monkeypatch.setattr("feeder.dataset.shard_reader.ADVISED_PARTS", 2)
+    monkeypatch.setattr("feeder.dataset.shard_reader.ADVISED_READS", 2)
     index = sharded(tmp_path)
     reader = ShardReader(str(index))
     work = Work(reader, TRAIN, "cpu")
