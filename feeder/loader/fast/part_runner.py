@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from feeder import _native
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import SubsetReader
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from feeder.loader.slots.image_slots import Samples, SlotView
     from feeder.transforms import Recipe
 
-_PAUSE = 32  # parts made without a call after one that left most samples
+_PAUSE = 32  # parts that are made without a call, after a call that left most samples out
 _STAGES = ("read", "draw", "decode", "transform")
 _LARGEST_SIDE = (1 << 16) - 1
 
@@ -157,8 +159,8 @@ class PartRunner:
         report: PartReport,
         meter: Meter,
         heartbeat: Callable[[], None],
-        rows: Int64s | None = None,
-    ) -> list[int] | None:
+        rows: Int64s,
+    ) -> Int64s:
         """Makes samples of a part, each in its row, and counts them.
 
         Args:
@@ -167,32 +169,34 @@ class PartRunner:
             report: The part's report.
             meter: Counts the stages.
             heartbeat: Called between the steps, as a sign of life.
-            rows: int64 [K], ascending, those of the samples to make; None: all.
+            rows: int64 [K], ascending, those of the samples to make.
 
         Returns:
-            The rows that are left to be made in the other way; None: all of them.
+            Those of the rows that are left to be made in the other way, ascending.
         """
         if self._pause:
             self._pause -= 1
-            return None
+            return rows
 
         finish, out = self.finish, view.images[0]
         assert finish is not None  # or this were for plans
-        samples = view.samples if rows is None else view.samples.part(rows)
+        samples = view.samples.part(rows)
         drawn, program = self._draw(epoch, samples, meter) if self._ops else ([], None)
         made = self._memory(len(out)) if finish.is_apart else out
         before = meter.runs("transform") if finish.is_needed else None
         found = self._call(self.native.run, made, epoch, view, samples, meter, heartbeat, rows, program, rows)
         if found is None:
-            return None
-        left = set(found[0])
+            return rows
+
+        unmade, slow = found
+        left = set(unmade)  # numbers of the samples among the K
         if before is not None:
-            done = set(range(len(samples.ids))).difference(left)
+            done = set(range(len(rows))).difference(left)
             started = time.perf_counter_ns()
             left.update(finish.run(drawn, done, made, out, rows))
             meter.lengthen("transform", before, time.perf_counter_ns() - started)
-        report.slow += found[1]
-        return sorted(left) if rows is None else rows[sorted(left)].tolist()
+        report.slow += slow
+        return rows[sorted(left)]
 
     def _memory(self, count: int) -> Uint8s:
         """Returns images apart from the slot, the same memory for all parts."""
@@ -208,8 +212,8 @@ class PartRunner:
         meter: Meter,
         heartbeat: Callable[[], None],
         sink: StagedSink,
-    ) -> list[int] | None:
-        """Plans the samples of a part, and counts the stages.
+    ) -> Int64s:
+        """Plans all samples of a part, and counts the stages.
 
         Args:
             epoch, view, meter, heartbeat: See :meth:`run`; the view's images are left alone.
@@ -218,16 +222,17 @@ class PartRunner:
         Returns:
             See :meth:`run`; the sink takes these rows afterwards.
         """
+        rows = np.arange(len(view.samples.ids))
         if self._pause:
             self._pause -= 1
-            return None
+            return rows
 
-        found = self._call(self.native.plan, self._size, epoch, view, view.samples, meter, heartbeat)
+        found = self._call(self.native.plan, self._size, epoch, view, view.samples, meter, heartbeat, rows)
         if found is None:
-            return None
-        left, plan_ns, plans, places = found
+            return rows
+        unmade, plan_ns, plans, places = found
         sink.put_plans(plans, places, self._size, plan_ns)
-        return list(left)
+        return rows[list(unmade)]
 
     def _draw(self, epoch: int, samples: Samples, meter: Meter) -> tuple[list[Params], Programs | None]:
         """Draws for the ops behind the base path, and makes the programs of those that the kernels run."""
@@ -248,11 +253,24 @@ class PartRunner:
         samples: Samples,
         meter: Meter,
         heartbeat: Callable[[], None],
-        rows: Int64s | None = None,
+        rows: Int64s,
         *more: Any,
     ) -> Any:
-        """Calls the kernels' runner on samples of a view, again with the shards open that it lacks; returns the numbers
-        of those that are left and what follows the sums in its answer, or None."""
+        """Calls the kernels' runner on some samples of a view, and once more if it lacks shards, which are opened.
+
+        Args:
+            native: A method of the kernels' runner.
+            out: The images that it fills, or the size that it plans for.
+            epoch, meter, heartbeat: See :meth:`run`.
+            view: Gets the labels.
+            samples: The K samples.
+            rows: int64 [K], their rows of the view.
+            more: The method's further arguments.
+
+        Returns:
+            The numbers of the samples that it left out, among the K, and what follows the sums in its answer. None if
+            it made none, as another thread is in a call.
+        """
         reader, ids = self.reader, samples.ids
         for subset in self.subsets:
             ids = subset[ids]
@@ -281,20 +299,20 @@ class PartRunner:
             reader.advise_from,
         )
         found = call(False, heartbeat, *more)
-        if isinstance(found, list):
+        if isinstance(found, list):  # numbers of shards that are not open
             reader.open_shards(found, ids, by_rows=self.recipe.crops_first)
             found = call(True, heartbeat, *more)
         if not isinstance(found, tuple):
             return None
 
-        left, read_ns, _, read_bytes, *rest = found
+        unmade, read_ns, _, read_bytes, *rest = found
         if reader.given_labels is not None:
-            view.labels[slice(None) if rows is None else rows] = reader.given_labels[ids]
-        if not left:  # whose bytes the time would be for, too
+            view.labels[rows] = reader.given_labels[ids]
+        if not unmade:  # or the time would be for other bytes, too
             reader.note_read(read_bytes, read_ns - brought_ns)
-        if 2 * len(left) > len(ids):
+        if 2 * len(unmade) > len(ids):
             self._pause = _PAUSE
-        return left, *rest
+        return unmade, *rest
 
 
 def base_ops(recipe: Recipe) -> _native.BaseOps | None:

@@ -233,37 +233,39 @@ class Work:
         heartbeat: Callable[[], None],
         rows: Int64s | None = None,
     ) -> None:
-        """Makes the samples of some rows, int64 [K], ascending, or of all; see :meth:`run`."""
+        """Makes the samples of some rows, int64 [K], ascending; None: of all. See :meth:`run`."""
         samples = view.samples
         recipes = self.recipes_at(view.image_size, epoch)
-        runner, left = self._runner(recipes), None
-        if self.stager is None and runner is not None:
+        rows = np.arange(len(samples.ids)) if rows is None else rows
+        left = rows  # those that no native call has made
+
+        runner = self._runner(recipes)
+        if runner is not None and self.stager is None:
             left = runner.run(epoch, view, report, self.meter, heartbeat, rows)
-            if left is not None and not left and not self.extras:
+            if not len(left) and not self.extras:
                 return
 
         sinks = self._sinks(recipes, view.images)
-        if self.stager is not None and runner is not None:
+        if runner is not None and self.stager is not None:
             assert isinstance(sinks[0], StagedSink)
             left = runner.plan(epoch, view, self.meter, heartbeat, sinks[0])
 
         part = _Part(epoch, recipes, view, sinks, report, heartbeat)
-        wanted = np.arange(len(samples.ids)) if rows is None else rows
-        others = wanted if left is None else np.array(left, np.int64)
         errors: list[DecodeError | None] = [None] * len(samples.ids)
 
-        if self.extras and len(others) < len(wanted):
-            self._add_extras(part, np.setdiff1d(wanted, others), errors)
-        if len(others):
-            made = self._make(part, others, samples.part(others))
-            for row, error in zip(others.tolist(), made, strict=True):
+        # A native call makes images and labels only.
+        if self.extras and len(left) < len(rows):
+            self._add_extras(part, np.setdiff1d(rows, left), errors)
+        if len(left):
+            found = self._make(part, left, samples.part(left))
+            for row, error in zip(left.tolist(), found, strict=True):
                 errors[row] = error
 
-        if any(errors):
-            for row, error in enumerate(errors):
-                if error is not None:
-                    self._replace(part, row, error)
+        for row, error in enumerate(errors):
+            if error is not None:
+                self._replace(part, row, error)
 
+        # Staged images that did not fit the slot go with the report.
         for number, (sink, of) in enumerate(zip(part.sinks, self.views_of, strict=True)):
             for place, data in sink.close().items():
                 row, which = divmod(place, of.stop - of.start)
