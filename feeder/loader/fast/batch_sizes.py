@@ -127,7 +127,7 @@ class BatchSizes:
 
         Args:
             epoch: The epoch.
-            split: This rank's part of it; None with an explicit sampler.
+            split: This rank's share of it; None with an explicit sampler.
             step: The batch's number in the split.
             samples: The batch's samples.
         """

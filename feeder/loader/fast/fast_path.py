@@ -167,7 +167,7 @@ class FastPath:
         return self._order_by(shuffle)
 
     def split(self, options: LoaderOptions, place: Place) -> Split:
-        """Returns this rank's part of an epoch, from a place on."""
+        """Returns this rank's share of an epoch, from a place on."""
         assert options.batch_size is not None
         shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
         self._follow_batch(options)

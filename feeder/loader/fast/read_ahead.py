@@ -221,7 +221,7 @@ class ReadAhead(_Ahead):
     Args:
         reader: The samples' reader.
         order: Their order.
-        split: This rank's part of the epoch.
+        split: This rank's share of the epoch.
         progress: The iterator's progress; the thread ends with it.
         made: Number of batches that may be made before the caller asks for them.
 
