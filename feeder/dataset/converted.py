@@ -77,7 +77,8 @@ class ConvertedDataset(FeederDataset):
         self._recipe = value
 
     def _convert(self) -> None:
-        """Converts the transform and the form of samples, unless that has been done."""
+        """Converts the transform and the form of samples, unless that has been done for the transform as it is now."""
+        # Their function of image and target together, if they have one, comes before their transform of images.
         both = None if self.given is not None else self.reader.both or both_transforms(self.theirs)
         source = self.transform if both is None else both
         objects = objects_in(source)

@@ -54,7 +54,7 @@ class OpenFiles:
 
     @property
     def most(self) -> int:
-        """Number of shards that may be open here."""
+        """Number of shards that may be open here: all threads share the descriptors that shards may take."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
             return OPEN_SHARDS
