@@ -256,34 +256,23 @@ class PartRunner:
         rows: Int64s,
         *more: Any,
     ) -> Any:
-        """Calls the kernels' runner on some samples of a view, and once more if it lacks shards, which are opened.
+        """Calls the kernels' runner on K samples of a view, and once more if it lacks shards, which are opened.
 
-        Args:
-            native: A method of the kernels' runner.
-            out: The images that it fills, or the size that it plans for.
-            epoch, meter, heartbeat: See :meth:`run`.
-            view: Gets the labels.
-            samples: The K samples.
-            rows: int64 [K], their rows of the view.
-            more: The method's further arguments.
-
-        Returns:
-            The numbers of the samples that it left out, among the K, and what follows the sums in its answer. None if
-            it made none, as another thread is in a call.
+        Returns the numbers, among the K, of those that it left out, and what follows the sums in its answer; None if
+        another thread is in a call. ``native`` is the runner's method, ``out`` and ``more`` are its further arguments,
+        and ``rows``, int64 [K], are the samples' rows of the view, which gets their labels. See also :meth:`run`.
         """
         reader, ids = self.reader, samples.ids
         for subset in self.subsets:
             ids = subset[ids]
         shards, stored_rows, per_shard = reader.index.located(ids)
-        labels = view.labels if reader.given_labels is None else None
-        index = reader.index.native
 
         started = time.perf_counter_ns()
         reader.bring_images(ids)
         brought_ns = time.perf_counter_ns() - started
         call = functools.partial(
             native,
-            index,
+            reader.index.native,
             reader.native_shards,
             shards,
             per_shard,
@@ -293,7 +282,7 @@ class PartRunner:
             self.samples,
             epoch,
             out,
-            labels,
+            view.labels if reader.given_labels is None else None,
             meter.words,
             brought_ns,
             reader.advise_from,
