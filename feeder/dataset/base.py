@@ -46,10 +46,10 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         extras: Targets and further fields, in the order of a sample's values.
         classes: Class names by label; None if they are not known.
         class_to_idx: Label by class name; None if they are not known.
-        parts: The sources of a mixture; empty for any other dataset.
+        sources: The sources of a mixture; empty for any other dataset.
     """
 
-    parts: tuple[FeederDataset, ...] = ()
+    sources: tuple[FeederDataset, ...] = ()
     reader: Reader
     recipe: Recipe | Views
     extras: tuple[Extra, ...]
@@ -110,15 +110,24 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return *self.recipe.views, *further_recipes(images_in(self.extras))
 
     def _samples(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Returns samples as ``dataset[i]`` has them, drawn from torch's random state."""
         size = len(self)
         ids = sample_numbers(indices)
         for i in ids.tolist():
             if not -size <= i < size:
                 raise IndexError(f"sample {i} is out of range: the dataset has {count(size, 'sample')}")
         ids[ids < 0] += size
+        # Under a new seed any keys do: a sample that is asked for twice has another each time.
         return self._drawn(drawn_seed(), 0, np.arange(key_rows(self.recipe, self.extras) * len(ids)), ids)
 
     def _drawn(self, seed: int, epoch: int, keys: Int64s, ids: Int64s) -> list[tuple[Any, ...]]:
+        """Returns samples that are augmented by keys.
+
+        Args:
+            seed, epoch: Of the draws.
+            keys: int64 [R * N] of N samples, row by row of :func:`key_rows`.
+            ids: int64 [N], each in [0, len(self)).
+        """
         if self._decoder is None:
             self._decoder = SampleDecoder(self.reader, self.recipe, self.extras)
         keys = keys.reshape(key_rows(self.recipe, self.extras), len(ids))
@@ -130,7 +139,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return self.__dict__ | {"_decoder": None} | ({"_targets": None} if keeps_samples(self, FeederDataset) else {})
 
     def snapshot(self) -> FeederDataset:
-        """Returns a dataset of the same samples whose recipe stays."""
+        """Returns a dataset of the same samples, with the recipe that this one has now."""
         return self
 
     @property
@@ -155,7 +164,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     @transform.setter
     def transform(self, value: object) -> NoReturn:
         name = type(self).__name__
-        way_out = " of sources with other recipes" if self.parts else "(path, transform=...)"
+        way_out = " of sources with other recipes" if self.sources else "(path, transform=...)"
         raise AttributeError(f"the transform of a {name} can't be changed; make another {name}{way_out}")
 
     @property

@@ -17,7 +17,7 @@ from feeder.transforms.torchvision_recipes import (
     OpReport,
     are_same,
     convert,
-    parts_of,
+    objects_in,
     takes_images_alone,
 )
 
@@ -51,7 +51,7 @@ class ConvertedDataset(FeederDataset):
     """
 
     reader: ForeignReader
-    _parts: tuple[Any, ...] = ()  # of the transform that was converted; none yet
+    _objects: tuple[Any, ...] = ()  # of the transform that was converted; none yet
     _recipe: Recipe | Views = Recipe()
 
     def __init__(self, theirs: Any, transform: Any = None, *, strict: bool = False) -> None:
@@ -77,11 +77,12 @@ class ConvertedDataset(FeederDataset):
         self._recipe = value
 
     def _convert(self) -> None:
-        """Converts the transform and the form of samples, unless that has been done."""
+        """Converts the transform and the form of samples, unless that has been done for the transform as it is now."""
+        # Their function of image and target together, if they have one, comes before their transform of images.
         both = None if self.given is not None else self.reader.both or both_transforms(self.theirs)
         source = self.transform if both is None else both
-        parts = parts_of(source)
-        if are_same(parts, self._parts):
+        objects = objects_in(source)
+        if are_same(objects, self._objects):
             return
 
         gives_pillow, change_both = False, None
@@ -107,7 +108,7 @@ class ConvertedDataset(FeederDataset):
             change_both=change_both,
         )
         self.extras = () if form.is_plain else (form,)
-        self._parts = parts
+        self._objects = objects
         self._decoder = None
 
     @property

@@ -23,13 +23,13 @@ from feeder.shard.source.image_file import read_image
 from feeder.system.warning import warn
 from feeder.transforms import BoundingBoxes, KeyPoints, Mask, Recipe
 from feeder.transforms.targets import Target
-from feeder.transforms.torchvision_recipes import are_same, parts_of, recipe_of
+from feeder.transforms.torchvision_recipes import are_same, objects_in, recipe_of
 
 if TYPE_CHECKING:
     from feeder.transforms import Draws
 
 _KNOWN_RECIPES = 256
-# By the id of the transform, which the parts keep alive, and the kinds of its targets.
+# By the id of the transform, which the objects keep alive, and the kinds of its targets.
 _known: dict[tuple[int, tuple[Target, ...]], tuple[tuple[Any, ...], Recipe, tuple[TargetValue, ...]]] = {}
 
 
@@ -303,9 +303,9 @@ def _listed_numbers(value: Any) -> Any:
 
 def _recipe_of(transform: Any, kinds: tuple[Target, ...]) -> tuple[Recipe, tuple[TargetValue, ...]]:
     """Returns the checked recipe of a transform with its targets, made once for each object."""
-    parts = parts_of(transform)
+    objects = objects_in(transform)
     known = _known.get((id(transform), kinds))
-    if known is not None and are_same(parts, known[0]):
+    if known is not None and are_same(objects, known[0]):
         return known[1:]
 
     recipe = recipe_of(transform)
@@ -315,7 +315,7 @@ def _recipe_of(transform: Any, kinds: tuple[Target, ...]) -> tuple[Recipe, tuple
     targets = cast(tuple[TargetValue, ...], target_values(named, recipe))
     if len(_known) == _KNOWN_RECIPES:
         _known.clear()
-    _known[id(transform), kinds] = parts, recipe, targets
+    _known[id(transform), kinds] = objects, recipe, targets
     return recipe, targets
 
 

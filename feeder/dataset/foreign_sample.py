@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 class ForeignSample(Extra):
     """The target of another library's sample, and the form of the sample.
 
+    Their functions run as late as they can: ``change`` when a target is finished, ``change_both`` and ``change_rows``
+    when the whole sample is arranged, as they need its image.
+
     Args:
         has_target: True if the target is none of feeder's labels.
         change: Their ``target_transform``; None: the target stays as it is.
@@ -56,15 +59,19 @@ class ForeignSample(Extra):
 
     def read(self, reader: Reader, i: int) -> Any:
         value: Any = reader.field(i, self.name) if self.has_target else None
-        return value | {self.image_column: reader.field(i, "file")} if self.keeps_mode else value
+        if not self.keeps_mode:
+            return value
+        return value | {self.image_column: reader.field(i, "file")}  # a row, whose image is decoded from its file
 
     def finish_views(self, value: Any, draws: Sequence[Draws], row: int) -> Any:
         if self.change is None and self.change_both is None:
             return value
+
+        # Their function draws from generators that follow from the sample's key.
         drawn = draws[0]
         key = int(Uniforms(drawn.seed, drawn.epoch, drawn.keys[row : row + 1], Stream.CHOICE).keys()[0])
         if self.change is None:
-            return value, key
+            return value, key  # for change_both
         with keyed_generators(key):
             return self.change(value)
 
@@ -89,6 +96,7 @@ class ForeignSample(Extra):
             image = _pillow(image, target[self.image_column] if self.keeps_mode else None)
         if self.image_column is None:
             return image, target if self.has_target else label, *others
+
         row = {name: image if name == self.image_column else target[name] for name in self.row_names}
         if self.change_rows is None or is_batch:
             return row

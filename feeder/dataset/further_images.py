@@ -90,12 +90,12 @@ class FurtherImage(Extra):
 
         Args:
             recipes: The ops of the views, at the sizes of their batch.
-            first: Draws of the samples' images for each of their views.
+            first: Draws of the samples' first images, for each of their views.
             keys: int64 [N] in each of the rows of :func:`key_rows`.
             sizes: int32 [N, 2], upright (height, width) of these images.
         """
-        is_first = self.target.draws == "same" and self.target.recipe is None
-        if is_first and (self._sized is not None or np.array_equal(sizes, first[0].image_size)):
+        has_same_draws = self.target.draws == "same" and self.target.recipe is None
+        if has_same_draws and (self._one_size_op is not None or np.array_equal(sizes, first[0].image_size)):
             return tuple(first)
         seed, epoch, rows = first[0].seed, first[0].epoch, keys[self.number : self.end]
         return tuple(recipe.draw(seed, epoch, row, sizes) for recipe, row in zip(recipes, rows, strict=True))
@@ -105,8 +105,8 @@ class FurtherImage(Extra):
         return self._error(error.reason)
 
     @cached_property
-    def _sized(self) -> str | None:
-        """The op because of which images with the same draws must have one size; None if they need not."""
+    def _one_size_op(self) -> str | None:
+        """Name of the op that draws the same for images of one size only; None if none does."""
         views = self.recipe.views if self.target.draws == "same" else ()
         for op in itertools.chain.from_iterable(recipe.ops for recipe in views):
             for each in (op, *op.inner_ops):
@@ -115,11 +115,11 @@ class FurtherImage(Extra):
         return None
 
     def _check_size(self, size: tuple[int, int], expected: tuple[int, ...]) -> None:
-        if size != expected and self._sized is not None:
+        if size != expected and self._one_size_op is not None:
             raise self._error(
                 f"this image has {size[1]}x{size[0]} pixels (width x height), the sample's image "
-                f"{expected[1]}x{expected[0]}, and {self._sized} draws the same for images of one size only, as in "
-                "torchvision v2: store them in one size, or give T.Image(draws='own')"
+                f"{expected[1]}x{expected[0]}, and {self._one_size_op} draws the same for images of one size only, as "
+                "in torchvision v2: store them in one size, or give T.Image(draws='own')"
             )
 
     def _error(self, reason: str) -> DecodeError:
@@ -138,7 +138,7 @@ def further_image(name: str, target: Image, recipe: Recipe | Views, number: int,
         ArgumentError: for a recipe that is not for it.
     """
     own = recipe if target.recipe is None else target.recipe
-    is_first = own is recipe and target.draws == "same"
+    has_same_draws = own is recipe and target.draws == "same"
     if target.draws == "same" and len(own.views) != len(recipe.views):
         given, made = ("views" if isinstance(each, Views) else "view" for each in (own, recipe))
         raise ArgumentError(
@@ -148,7 +148,7 @@ def further_image(name: str, target: Image, recipe: Recipe | Views, number: int,
         )
 
     for view in own.views:
-        if view.draws_from_boxes and not is_first:
+        if view.draws_from_boxes and not has_same_draws:
             raise ArgumentError(
                 f"target {name!r} can't be cropped by RandomIoUCrop, which draws from the boxes of the sample's image: "
                 "give T.Image(draws='same'), or a transform of its own without RandomIoUCrop"

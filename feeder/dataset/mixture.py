@@ -21,7 +21,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.relabel import share_classes
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import as_feeder
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.errors import ArgumentError
 from feeder.order.lanes import Lanes
 from feeder.order.mixture_order import MixtureOrder
@@ -94,15 +94,13 @@ class Mixture(FeederDataset):
         self.names = self.shares.names
         self.batching = batching
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
-        parts = [*found.values()]
-        if labels == "merge":
-            parts = _merged(parts)
-        self.parts = tuple(parts)
-        for name, part in zip(self.names, parts, strict=True):
-            _check_alike(self.names[0], parts[0], name, part)
-        joined = JoinedReader([part.reader for part in parts])
+        self.sources = tuple(_merged([*found.values()]) if labels == "merge" else found.values())
+        first = self.sources[0]
+        for name, source in zip(self.names, self.sources, strict=True):
+            _check_alike(self.names[0], first, name, source)
+        joined = JoinedReader([source.reader for source in self.sources])
         self._starts = joined.starts
-        super().__init__(joined, parts[0].recipe, (*parts[0].extras, SourceNumber()))
+        super().__init__(joined, first.recipe, (*first.extras, SourceNumber()))
 
     @classmethod
     def by(
@@ -143,11 +141,11 @@ class Mixture(FeederDataset):
         if times > 1:
             raise ArgumentError(f"{times} groups of {name!r} have the name {text!r}: give them names of their own")
         each = np.split(ids, np.cumsum(np.bincount(of))[:-1])
-        parts = [FeederDataset(PartReader(whole.reader, part), whole.recipe, whole.extras) for part in each]
+        groups = [FeederDataset(SubsetReader(whole.reader, own), whole.recipe, whole.extras) for own in each]
 
         weights = dict.fromkeys(texts, 1.0) if weights is None else weights
         samples = len(whole) if stop is None and samples is None else samples
-        return cls(dict(zip(texts, parts, strict=True)), weights, stop=stop, samples=samples, batching=batching)
+        return cls(dict(zip(texts, groups, strict=True)), weights, stop=stop, samples=samples, batching=batching)
 
     def __len__(self) -> int:
         """Samples of an epoch; of the first, where weights change."""
@@ -202,7 +200,7 @@ class Mixture(FeederDataset):
                 "a Mixture can't be shuffled in Lanes yet: give shuffle='full', or shuffle=feeder.Window(...), by "
                 "which each source is read shard by shard"
             )
-        shards = [_shards(part.reader) for part in self.parts] if isinstance(shuffle, Window) else []
+        shards = [_shards(source.reader) for source in self.sources] if isinstance(shuffle, Window) else []
         shares = self.shares if self.batching == "mixed" else self.shares.in_batches(batch)
         return MixtureOrder(shares, seed, shuffle, shards)
 
@@ -222,12 +220,12 @@ class Mixture(FeederDataset):
         if name not in self.names:
             raise ArgumentError(f"the Mixture has no source {name!r}; it has {', '.join(map(repr, self.names))}")
         number, found = self.names.index(name), np.array(ids, np.int64, ndmin=1)
-        reader = self.parts[number].reader
-        size = len(reader.whole if isinstance(reader, PartReader) else reader)
+        reader = self.sources[number].reader
+        size = len(reader.whole if isinstance(reader, SubsetReader) else reader)
         if found.size and (found.min() < 0 or found.max() >= size):
             raise ArgumentError(f"source {name!r} has samples 0 to {size - 1}, got {found.min()} to {found.max()}")
         return int(self._starts[number]) + (
-            np.flatnonzero(np.isin(reader.ids, found)) if isinstance(reader, PartReader) else found
+            np.flatnonzero(np.isin(reader.ids, found)) if isinstance(reader, SubsetReader) else found
         )
 
     def named(self, ids: npt.ArrayLike) -> list[tuple[str, int]]:
@@ -235,20 +233,20 @@ class Mixture(FeederDataset):
         found = []
         for i in np.array(ids, np.int64, ndmin=1).tolist():
             number = int(np.searchsorted(self._starts, i, side="right")) - 1
-            reader, own = self.parts[number].reader, i - int(self._starts[number])
-            found.append((self.names[number], int(reader.ids[own]) if isinstance(reader, PartReader) else own))
+            reader, own = self.sources[number].reader, i - int(self._starts[number])
+            found.append((self.names[number], int(reader.ids[own]) if isinstance(reader, SubsetReader) else own))
         return found
 
 
 def _shards(reader: Reader) -> Sequence[int] | ShardSizes:
     """Returns the samples in each shard, in stored order; empty for a ``Subset`` in an order of its own."""
-    is_stored = not isinstance(reader, PartReader) or not (np.diff(reader.ids) < 0).any()
+    is_stored = not isinstance(reader, SubsetReader) or not (np.diff(reader.ids) < 0).any()
     return reader.shard_sizes() if is_stored else ()
 
 
 def _source(name: str, dataset: Any) -> FeederDataset:
     found = as_feeder(dataset)
-    if found is None or found.parts:
+    if found is None or found.sources:
         raise ArgumentError(
             f"source {name!r} of the Mixture is a {type(dataset).__name__}: sources are feeder's datasets, and Subset "
             "and ConcatDataset of them; feeder.from_torch converts others"
@@ -256,30 +254,30 @@ def _source(name: str, dataset: Any) -> FeederDataset:
     return found
 
 
-def _check_alike(first: str, model: FeederDataset, name: str, part: FeederDataset) -> None:
+def _check_alike(first: str, model: FeederDataset, name: str, source: FeederDataset) -> None:
     """Refuses sources whose samples can't stand in one batch."""
-    for each, of in ((first, model), (name, part)):
+    for each, of in ((first, model), (name, source)):
         if of.recipe.is_variable:
             raise ArgumentError(f"source {each!r} has sizes by bucket or by epoch: a Mixture has fixed ones only")
-    a, b = _outputs(model), _outputs(part)
+    a, b = _outputs(model), _outputs(source)
     if a != b:
         raise ArgumentError(
             f"sources {first!r} and {name!r} make other images, {a} and {b}: end their recipes with one size and dtype"
         )
-    if model.extras != part.extras:
+    if model.extras != source.extras:
         raise ArgumentError(f"sources {first!r} and {name!r} differ in targets or fields: give all the same")
-    if model.reader.label_dtype != part.reader.label_dtype:
-        kinds = f"{model.reader.label_dtype} and {part.reader.label_dtype}"
+    if model.reader.label_dtype != source.reader.label_dtype:
+        kinds = f"{model.reader.label_dtype} and {source.reader.label_dtype}"
         raise ArgumentError(f"the labels of sources {first!r} and {name!r} are {kinds}: give all one kind of labels")
 
 
-def _outputs(part: FeederDataset) -> list[str]:
-    return [f"{each.output_dtype} {each.leading_shape} {each.output_size}" for each in part.recipe.views]
+def _outputs(source: FeederDataset) -> list[str]:
+    return [f"{each.output_dtype} {each.leading_shape} {each.output_size}" for each in source.recipe.views]
 
 
-def _merged(parts: Sequence[FeederDataset]) -> list[FeederDataset]:
+def _merged(sources: Sequence[FeederDataset]) -> list[FeederDataset]:
     """Returns the sources with labels that count the classes of all by their names; those given keep theirs."""
-    wholes = [part.reader.whole if isinstance(part.reader, PartReader) else part.reader for part in parts]
+    wholes = [source.reader.whole if isinstance(source.reader, SubsetReader) else source.reader for source in sources]
     copies: dict[int, ShardReader | FolderReader] = {}
     for whole in wholes:
         if not isinstance(whole, (ShardReader, FolderReader)):
@@ -287,9 +285,9 @@ def _merged(parts: Sequence[FeederDataset]) -> list[FeederDataset]:
         copies.setdefault(id(whole), copy.copy(whole))
     share_classes([*copies.values()], merge=True)
 
-    def relabelled(part: FeederDataset, whole: Reader) -> Reader:
+    def relabelled(source: FeederDataset, whole: Reader) -> Reader:
         merged = copies[id(whole)]
-        return PartReader(merged, part.reader.ids) if isinstance(part.reader, PartReader) else merged
+        return SubsetReader(merged, source.reader.ids) if isinstance(source.reader, SubsetReader) else merged
 
-    both = zip(parts, wholes, strict=True)
-    return [FeederDataset(relabelled(part, whole), part.recipe, part.extras) for part, whole in both]
+    both = zip(sources, wholes, strict=True)
+    return [FeederDataset(relabelled(source, whole), source.recipe, source.extras) for source, whole in both]

@@ -39,7 +39,7 @@ class OpenFiles:
         entries: Open shards by number, the one used last at the end.
         native: The same open shards for the kernels.
         arena: Memory for the images of one :meth:`feeder.dataset.shard_reader.ShardReader.read`.
-        advised_parts: Number of further reads with posix_fadvise; 0 while the disk is fast.
+        advised_reads: Number of further reads with posix_fadvise; 0 while the disk is fast.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class OpenFiles:
         self.entries: OrderedDict[int, OpenFile] = OrderedDict()
         self.native = _native.OpenShards()
         self.arena = bytearray()
-        self.advised_parts = 0
+        self.advised_reads = 0
         self.pid = os.getpid()
         _all_files.add(self)
 
     @property
     def most(self) -> int:
-        """Number of shards that may be open here."""
+        """Number of shards that may be open here: all threads share the descriptors that shards may take."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
             return OPEN_SHARDS

@@ -42,7 +42,11 @@ class ShardFields:
         return error.at(key=self.index.key(i), shard=self.index.header.shard_name(shard), offset_bytes=offset)
 
     def bring(self, places: Sequence[Sequence[int]]) -> None:
-        """Has bytes at hand that :meth:`read_bytes` will read, all in one go: (shard, offset, length) of each."""
+        """Brings the bytes that :meth:`read_bytes` will read, in one go: a remote set's come from its store.
+
+        Args:
+            places: (shard, offset, length) of each.
+        """
 
     def field_names(self) -> list[str]:
         """See :meth:`Reader.field_names`."""
@@ -75,6 +79,7 @@ class ShardFields:
             return [text(i) for i in range(count)]
         if name in NUMBER_FIELDS:
             return self._numbers(name, np.arange(count))
+
         values: list[Any] = [None] * count
         places = index.field_places(name)
         while some := [*itertools.islice(places, _AT_ONCE)]:
@@ -84,16 +89,18 @@ class ShardFields:
         return values
 
     def _numbers(self, name: str, ids: Int64s) -> Int64s:
-        """One of :data:`NUMBER_FIELDS`, int64 [N]."""
+        """Returns one of :data:`NUMBER_FIELDS` of N samples, int64 [N]."""
         index = self.index
         if name == "index":
             return ids
         if name == "row":
             return index.source_rows(ids)
+
         rows = index.rows(ids)
         orientations = rows.orientation
         if name == "orientation":
             return orientations.astype(np.int64)
+        # Sizes are stored as the file has them, and read as the image is seen.
         width, height = rows.width, rows.height
         swapped = (orientations >= SWAPPING_ORIENTATIONS[0]) & self.exif
         sides = np.where(swapped, height, width) if name == "width" else np.where(swapped, width, height)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from feeder._native import OpenShards
 
 READ_AHEAD_BYTES = 1 << 18  # smaller reads are done before advice would help
-ADVISED_PARTS = 30  # number of reads with posix_fadvise before the disk is timed again
+ADVISED_READS = 30  # number of reads with posix_fadvise before the disk is timed again
 _JPEG = ("fpk", "jpeg", "jpg")
 
 
@@ -120,7 +120,7 @@ class ShardReader(ShardFields):
         view = self._arena(files, total, ids)
         buffers = [view[:0]] * count
         stored_order = np.lexsort((offsets, shards)).tolist()
-        if files.advised_parts and total > READ_AHEAD_BYTES:
+        if files.advised_reads and total > READ_AHEAD_BYTES:
             self._advise([(places[row], ranges[row]) for row in stored_order if inside[row]])
 
         started = time.perf_counter_ns()
@@ -176,11 +176,11 @@ class ShardReader(ShardFields):
         files = self._own_files()
         if size_bytes <= READ_AHEAD_BYTES:
             return
-        if files.advised_parts:
-            files.advised_parts -= 1
+        if files.advised_reads:
+            files.advised_reads -= 1
         # The page cache gives more than a byte per nanosecond; slower reads came from a disk.
         elif time_ns > size_bytes:
-            files.advised_parts = ADVISED_PARTS
+            files.advised_reads = ADVISED_READS
 
     @property
     def takes_parts(self) -> bool:
@@ -191,7 +191,7 @@ class ShardReader(ShardFields):
     @property
     def advise_from(self) -> int | None:
         """Bytes from which on this thread's reads are announced to the kernel; None while the disk is fast."""
-        return READ_AHEAD_BYTES if self._own_files().advised_parts else None
+        return READ_AHEAD_BYTES if self._own_files().advised_reads else None
 
     @property
     def unchanged_since_ns(self) -> int | None:
@@ -419,7 +419,7 @@ class ShardReader(ShardFields):
         descriptor = self._open(shard).descriptor
         size, checksum = os.fstat(descriptor).st_size, 0
         is_same = True
-        for _, offset, length in index.parts(i):
+        for _, offset, length in index.stored_fields(i):
             is_same = is_same and length <= min(size, MAX_FILE_BYTES) and offset <= size - length
             if is_same:
                 data = bytearray(length)

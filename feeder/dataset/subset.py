@@ -12,7 +12,7 @@ from feeder.dataset.base import FeederDataset, keeps_samples
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.errors import ArgumentError
 from feeder.system.arrays import Int64s
 from feeder.system.text import count
@@ -34,7 +34,7 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
         ArgumentError: if its indices are not integers.
     """
     if isinstance(dataset, FeederDataset):
-        return dataset.snapshot() if dataset.parts or keeps_samples(dataset, FeederDataset) else None
+        return dataset.snapshot() if dataset.sources or keeps_samples(dataset, FeederDataset) else None
     if isinstance(dataset, ConcatDataset):
         return _concatenated(dataset, stored_order)
     whole = as_feeder(dataset.dataset) if isinstance(dataset, Subset) and keeps_samples(dataset, Subset) else None
@@ -42,11 +42,11 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
         return None
     _refuse_mixture(whole)
     ids = _subset_ids(dataset.indices, len(whole))
-    if isinstance(whole.reader, PartReader):
+    if isinstance(whole.reader, SubsetReader):
         ids, reader = whole.reader.ids[ids], whole.reader.whole
     else:
         reader = whole.reader
-    return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.extras)
+    return FeederDataset(SubsetReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.extras)
 
 
 def readers_of(dataset: Any) -> list[Reader]:
@@ -66,14 +66,14 @@ def remote_of(readers: Sequence[Reader]) -> list[ShardReader]:
 
 def leaves(reader: Reader) -> list[Reader]:
     """Returns the readers of single sets that a reader is made of."""
-    if isinstance(reader, PartReader):
+    if isinstance(reader, SubsetReader):
         return leaves(reader.whole)
     if isinstance(reader, JoinedReader):
         return [leaf for each in reader.readers for leaf in leaves(each)]
     return [reader]
 
 
-def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:
+def differing_dataset(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:
     """Finds the first dataset of a ``ConcatDataset`` that can't be joined with those before it.
 
     Returns:
@@ -82,47 +82,47 @@ def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:
     """
     first: FeederDataset | None = None
     for number, each in enumerate(dataset.datasets):
-        part = as_feeder(each)
-        if part is None:
+        found = as_feeder(each)
+        if found is None:
             return number, "samples"
-        _refuse_mixture(part)
-        first = first or part
-        if part.recipe != first.recipe:
+        _refuse_mixture(found)
+        first = first or found
+        if found.recipe != first.recipe:
             return number, "transform"
-        if part.extras != first.extras:
+        if found.extras != first.extras:
             return number, "fields"
-        if part.reader.label_dtype != first.reader.label_dtype:
+        if found.reader.label_dtype != first.reader.label_dtype:
             return number, "kind of labels"
     return None
 
 
 def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederDataset | None:
-    if not keeps_samples(dataset, ConcatDataset) or differing_part(dataset) is not None:
+    if not keeps_samples(dataset, ConcatDataset) or differing_dataset(dataset) is not None:
         return None
-    parts = [part for each in dataset.datasets if (part := as_feeder(each)) is not None]
+    datasets = [found for each in dataset.datasets if (found := as_feeder(each)) is not None]
     readers: list[Reader] = []  # each once, as a reader's buffers are valid only until it reads again
-    for part in parts:
-        readers += [reader for reader in joined_in(part.reader) if all(reader is not other for other in readers)]
+    for each in datasets:
+        readers += [reader for reader in joined_in(each.reader) if all(reader is not other for other in readers)]
     starts = {id(reader): start for reader, start in zip(readers, np.cumsum([0, *map(len, readers)]), strict=False)}
     chosen = []
-    for part in parts:
-        ids = np.concatenate([np.arange(len(reader)) + starts[id(reader)] for reader in joined_in(part.reader)])
-        chosen.append(ids[part.reader.ids] if isinstance(part.reader, PartReader) else ids)
+    for each in datasets:
+        ids = np.concatenate([np.arange(len(reader)) + starts[id(reader)] for reader in joined_in(each.reader)])
+        chosen.append(ids[each.reader.ids] if isinstance(each.reader, SubsetReader) else ids)
     joined: Reader = readers[0] if len(readers) == 1 else JoinedReader(readers)
     ids = np.concatenate(chosen)
     if len(ids) != len(joined) or (ids != np.arange(len(ids))).any():
-        joined = PartReader(joined, np.sort(ids) if stored_order else ids)
-    return FeederDataset(joined, parts[0].recipe, parts[0].extras)
+        joined = SubsetReader(joined, np.sort(ids) if stored_order else ids)
+    return FeederDataset(joined, datasets[0].recipe, datasets[0].extras)
 
 
 def _refuse_mixture(dataset: FeederDataset) -> None:
-    if dataset.parts:
+    if dataset.sources:
         raise ArgumentError("a Mixture can't be part of a Subset or ConcatDataset: take these of its sources")
 
 
 def joined_in(reader: Reader) -> list[Reader]:
     """Returns the readers that a dataset's reader takes samples from."""
-    whole = reader.whole if isinstance(reader, PartReader) else reader
+    whole = reader.whole if isinstance(reader, SubsetReader) else reader
     return whole.readers if isinstance(whole, JoinedReader) and not whole.own_index else [whole]
 
 

@@ -15,7 +15,7 @@ from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 _AT_ONCE = 1 << 16
 
 
-class PartReader:
+class SubsetReader:
     """A reader whose sample i is another reader's sample ``ids[i]``. Its field "index" is ``ids[i]``, not i.
 
     Args:

@@ -92,8 +92,14 @@ def decode_batch(
     name: Callable[[int], str],
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Decodes as :func:`decode` does; ``at`` fills the name of the image at a place into an error, and
-    ``name`` says it by itself."""
+    """Decodes as :func:`decode` does.
+
+    Args:
+        decoder: This thread's, see :func:`thread_decoder`.
+        recipe, images, ids, seed, epoch, out: See :func:`decode`.
+        at: Returns an error with the name of its image filled in, given the image's place in ``images``.
+        name: Returns that name alone.
+    """
     from feeder.decoders.tensors import as_tensor
 
     buffers = _buffers(images)
@@ -217,6 +223,7 @@ def _ids(ids: Iterable[int] | Iterable[str] | None, count: int) -> Int64s:
 
 
 def _output_size(recipe: Recipe, draws: Draws, name: Callable[[int], str]) -> tuple[int, int]:
+    """Returns the (height, width) that all images have after their draws."""
     sizes = draws.output_size
     if not len(sizes):
         if recipe.output_size is None:

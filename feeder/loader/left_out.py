@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from feeder.dataset.reader import Reader
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.errors import ArgumentError
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK
 from feeder.order.bucket_order import BucketOrder
@@ -19,7 +19,7 @@ def skipped_ids(skip: Skip | None, reader: Reader) -> Int64s:
     """Returns the samples that no epoch has, by their ids in this reader: int64 [N], sorted."""
     if skip is None:
         return np.zeros(0, np.int64)
-    return np.flatnonzero(np.isin(reader.ids, skip.ids)) if isinstance(reader, PartReader) else skip.ids
+    return np.flatnonzero(np.isin(reader.ids, skip.ids)) if isinstance(reader, SubsetReader) else skip.ids
 
 
 def check_skip(skip: Skip | None, order: Order, reader: Reader, *, own_order: bool) -> None:
@@ -51,6 +51,6 @@ def check_skip(skip: Skip | None, order: Order, reader: Reader, *, own_order: bo
             "a Mixture with batching='per_source' can't skip samples, as others would move up into batches of another "
             "source: leave them out of the source, by Subset or `feeder takedown`"
         )
-    samples = len(reader.whole if isinstance(reader, PartReader) else reader)
+    samples = len(reader.whole if isinstance(reader, SubsetReader) else reader)
     if len(skip.ids) and skip.ids[-1] >= samples:
         raise ArgumentError(f"skip has sample {skip.ids[-1]}, and the dataset has samples 0 to {samples - 1}")

@@ -14,7 +14,7 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.foreign import convertible
 from feeder.dataset.further_images import images_in
 from feeder.dataset.mixture import Mixture
-from feeder.dataset.subset import as_feeder, differing_part, readers_of, remote_of
+from feeder.dataset.subset import as_feeder, differing_dataset, readers_of, remote_of
 from feeder.errors import ArgumentError
 from feeder.loader.options import DEFAULT_COLLATES
 from feeder.loader.ranks import current_ranks
@@ -164,7 +164,7 @@ def choose_path(given: Mapping[str, Any], ranks: tuple[int, int] | None) -> Path
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
 
-    if source is not None and source.parts and (reason is not None or not own_order or collates or sizes is not None):
+    if source is not None and source.sources and (reason is not None or not own_order or collates or sizes is not None):
         raise ArgumentError(
             "a Mixture is loaded on feeder's path, in its own order and as feeder collates it: leave out sampler, "
             "collate_fn and sizes=" + (f". Here {reason}" if reason is not None else "")
@@ -218,7 +218,7 @@ def _foreign(dataset: Any) -> _Reason:
     if inner is dataset:
         why += ", whose samples or length are not a feeder dataset's"
         return _Reason(why, "change what comes out of feeder's own samples in a collate_fn")
-    if type(dataset) is ConcatDataset and (found := differing_part(dataset)) is not None:
+    if type(dataset) is ConcatDataset and (found := differing_dataset(dataset)) is not None:
         number, what = found
         if what == "samples":
             why += f", of which dataset {number} is a {type(dataset.datasets[number]).__name__}"
@@ -278,7 +278,7 @@ def _choose_shuffle(
 
 def refuse_full_shuffle(dataset: Any) -> None:
     """Raises ArgumentError if a dataset has a remote set that does not fit its cache."""
-    by_shard = "Window" if isinstance(dataset, FeederDataset) and dataset.parts else "Lanes"
+    by_shard = "Window" if isinstance(dataset, FeederDataset) and dataset.sources else "Lanes"
     for reader in remote_of(readers_of(dataset)):
         needed, has = reader.store_bytes, reader.cache_bytes
         if needed > has:

@@ -172,7 +172,7 @@ def warn_of_split(order: Order, split: Split, *, is_meant: bool) -> bool:
 
     Args:
         order: The order of all ranks.
-        split: This rank's part of an epoch.
+        split: This rank's share of an epoch.
         is_meant: True if the caller gave rank and world size.
 
     Returns:

@@ -204,22 +204,22 @@ def _read(index: SetIndex) -> _Found:
     found = _Found(np.array([[np.inf] * counts, [-np.inf] * counts], np.float32))
     fields = ["field", "member_field"]
     targets = ["target"] if counts else []
-    for part in index.checked_parts([*fields, *targets, "label", "orientation", "length", "width", "height"]):
+    for shard in index.checked_columns([*fields, *targets, "label", "orientation", "length", "width", "height"]):
         for name in fields:
-            _count(found.fields, part[name])
-        _count(found.orientations, part["orientation"])
-        _count(found.labels, part["label"][part["label"] >= 0])
+            _count(found.fields, shard[name])
+        _count(found.orientations, shard["orientation"])
+        _count(found.labels, shard["label"][shard["label"] >= 0])
         if counts:
-            target = part["target"]
+            target = shard["target"]
             found.unlabelled += int(np.isnan(target).all(axis=1).sum())
             low, high = found.target_ranges
             low[:] = np.fmin(low, np.fmin.reduce(target, axis=0, initial=np.inf))
             high[:] = np.fmax(high, np.fmax.reduce(target, axis=0, initial=-np.inf))
         else:
-            found.unlabelled += int((part["label"] < 0).sum())
-        found.length.add(part["length"])
-        found.width.add(part["width"])
-        found.height.add(part["height"])
+            found.unlabelled += int((shard["label"] < 0).sum())
+        found.length.add(shard["length"])
+        found.width.add(shard["width"])
+        found.height.add(shard["height"])
     return found
 
 

@@ -179,7 +179,7 @@ def check_sample(file: BinaryIO, index: SetIndex, i: int) -> None:
     """
     shard_bytes = os.fstat(file.fileno()).st_size
     crc = 0
-    for _, offset, length in index.parts(i):
+    for _, offset, length in index.stored_fields(i):
         if length > MAX_FILE_BYTES:
             raise DecodeError(f"has a field of {length:,} bytes, more than the {MAX_FILE_BYTES:,} that can be loaded")
         if offset + length > shard_bytes:

@@ -88,6 +88,7 @@ def _to_xyxy(values: Float32s, format: str) -> Float32s:
 
 
 def _from_xyxy(values: Float32s, format: str) -> Float32s:
+    """Returns boxes of (left, top, right, bottom) in a format."""
     if format == "xyxy":
         return values
     start, size = values[:, :2], values[:, 2:] - values[:, :2]
@@ -95,6 +96,7 @@ def _from_xyxy(values: Float32s, format: str) -> Float32s:
 
 
 def _clamped(values: Float32s, format: str, canvas: tuple[int, int], mode: str | None) -> Float32s:
+    """Returns boxes cut to a canvas, (height, width), unless the mode is None."""
     if mode is None:
         return values
     height, width = canvas
@@ -103,6 +105,7 @@ def _clamped(values: Float32s, format: str, canvas: tuple[int, int], mode: str |
 
 
 def _valid(boxes: Boxes, canvas: tuple[int, int], op: SanitizeBoundingBoxes) -> Bools:
+    """Returns True for boxes inside a canvas, (height, width), that are large enough for the op."""
     xyxy = _to_xyxy(boxes.values, boxes.format)
     width, height = (xyxy[:, 2:] - xyxy[:, :2]).T
     edges = np.array([canvas[1], canvas[0]] * 2, np.float32)
@@ -113,13 +116,13 @@ def _valid(boxes: Boxes, canvas: tuple[int, int], op: SanitizeBoundingBoxes) -> 
 
 
 def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Float32s:
+    """Returns the values of boxes after a move; canvas is the image's (height, width) before it."""
     values, format, mode = boxes
     if not len(values):
         return values
 
     if isinstance(move, Crop):
-        by = np.array([move.left, move.top] * 2 if format == "xyxy" else [move.left, move.top, 0, 0], np.float32)
-        cropped = _clamped(values - by, format, (move.height, move.width), mode)
+        cropped = _clamped(values - _shift(move, format), format, (move.height, move.width), mode)
         if move.keeps_centers:
             cropped[~_has_center(_to_xyxy(values, format), move)] = 0
         return cropped
@@ -134,10 +137,10 @@ def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Float32s:
     if isinstance(move, Swap):
         return values[:, [1, 0, 3, 2]]
     if isinstance(move, Border):
-        by = np.array([move.left, move.top] * 2 if format == "xyxy" else [move.left, move.top, 0, 0], np.float32)
         size = canvas[0] + move.top + move.bottom, canvas[1] + move.left + move.right
-        return _clamped(values + by, format, size, mode)
+        return _clamped(values + _shift(move, format), format, size, mode)
 
+    # Other moves turn edges: the box is that around the four corners, where they come to.
     corners = _to_xyxy(values, format)[:, _CORNERS].reshape(-1, 2)
     if isinstance(move, Warp):
         corners, size = _warped(corners, move, canvas), (move.height, move.width)
@@ -149,7 +152,13 @@ def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Float32s:
     return _from_xyxy(_clamped(xyxy, "xyxy", size, mode), format)
 
 
+def _shift(move: Crop | Border, format: str) -> Float32s:
+    """Returns what a crop takes from a box's values and a border adds to them: sizes stay."""
+    return np.array([move.left, move.top] * 2 if format == "xyxy" else [move.left, move.top, 0, 0], np.float32)
+
+
 def _mirrored(values: Float32s, format: str, axis: int, length: np.float32) -> Float32s:
+    """Returns boxes mirrored along an axis, 0 for x and 1 for y, of a canvas of that length."""
     mirrored: Float32s = values.copy()
     if format == "xyxy":
         mirrored[:, [axis, axis + 2]] = length - values[:, [axis + 2, axis]]
@@ -216,6 +225,7 @@ def move_points(points: Float32s, moves: Moves) -> tuple[Float32s, Int64s]:
 
 
 def _moved_points(points: Float32s, move: Move, canvas: tuple[int, int]) -> Float32s:
+    """Returns points, float32 [P, 2], after a move; canvas is the image's (height, width) before it."""
     if isinstance(move, Crop):
         return points - np.array([move.left, move.top], np.float32)
     if isinstance(move, Scaling):

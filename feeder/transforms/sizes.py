@@ -99,6 +99,6 @@ def check_by_epoch(size: Any, check: Callable[[Any], Any]) -> Any:
 
 
 def by_phase(*sizes: Any) -> Iterator[tuple[Any, ...]]:
-    """Yields the sizes, of which some may be by epoch, as they are together from each epoch at which one changes."""
+    """Yields the sizes of each phase of a run: a phase begins at an epoch at which one of them changes."""
     for epoch in sorted({0, *(first for size in sizes if isinstance(size, ByEpoch) for first, _ in size.sizes)}):
         yield tuple(size.at(None, epoch) if isinstance(size, ByEpoch) else size for size in sizes)

@@ -241,16 +241,16 @@ def recipe_of(transform: Any) -> Recipe:
     return Recipe.of(from_torchvision(transform) if _is_theirs(transform) else transform)
 
 
-def parts_of(transform: Any) -> tuple[Any, ...]:
+def objects_in(transform: Any) -> tuple[Any, ...]:
     """Returns a transform and the ops in it, which scripts insert and replace: as long as they are the same objects,
     so is the recipe."""
     inside = getattr(transform, "transforms", transform)
     return (transform, *inside) if isinstance(inside, (list, tuple)) else (transform,)
 
 
-def are_same(parts: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    """Returns True if two results of :func:`parts_of` are of the same objects."""
-    return len(parts) == len(others) and all(map(operator.is_, parts, others))
+def are_same(objects: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    """Returns True if two results of :func:`objects_in` are of the same objects."""
+    return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
 
 def takes_images_alone(transform: Any) -> bool:

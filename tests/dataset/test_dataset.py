@@ -216,7 +216,7 @@ def test_a_disk_that_turned_out_slow_is_told_ahead(tmp_path: Path, monkeypatch: 
     clock = itertools.accumulate(steps[0] for _ in itertools.count())
     monkeypatch.setattr(read_shards, "time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
     monkeypatch.setattr(read_shards, "READ_AHEAD_BYTES", 0)
-    monkeypatch.setattr(read_shards, "ADVISED_PARTS", 2)
+    monkeypatch.setattr(read_shards, "ADVISED_READS", 2)
     monkeypatch.setattr(os, "posix_fadvise", lambda *of: told.append(of[2]))
     for step, count in ((0, 0), (10**10, 0), (0, 1), (0, 2), (0, 2), (10**10, 2), (10**10, 3)):
         steps[0] = step

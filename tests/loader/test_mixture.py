@@ -381,7 +381,7 @@ def test_groups_of_one_dataset_have_equal_shares_and_resume_exactly(
     monkeypatch.setattr(dataset.reader, "labels", lambda: np.arange(50) % 8 - 1, raising=False)
     unlabelled = Mixture.by(dataset, "label")
     assert unlabelled.names == ("-1", "0", "1", "2", "3", "4", "5", "last")
-    assert sum(map(len, unlabelled.parts)) == 50
+    assert sum(map(len, unlabelled.sources)) == 50
     monkeypatch.setattr(type(dataset), "classes", [*map(str, range(6)), "5"], raising=False)
     with pytest.raises(ArgumentError, match="2 groups of 'label' have the name '5'"):
         Mixture.by(dataset, "label")

@@ -21,7 +21,7 @@ import torch
 import feeder
 from feeder import fields as F
 from feeder import transforms as T
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import set_from_json, set_to_json, work_to_json
 from feeder.service.roots import Roots
@@ -179,10 +179,10 @@ def test_fields_of_all_kinds(root: Path, server: ServiceServer) -> None:
 )
 def test_subsets_travel_by_their_differences(root: Path, ids: Sequence[int]) -> None:
     dataset = feeder.ShardDataset(root / "set", CROP)
-    sent = set_to_json(PartReader(dataset.reader, np.array(ids, np.int64)))
+    sent = set_to_json(SubsetReader(dataset.reader, np.array(ids, np.int64)))
     assert len(sent["ids"]) < 100 + len(ids) // 8
     found = set_from_json(json.loads(json.dumps(sent)), Roots([str(root)]))
-    assert isinstance(found, PartReader)
+    assert isinstance(found, SubsetReader)
     assert found.ids.tolist() == list(ids)
 
 

@@ -104,7 +104,7 @@ def test_another_field_is_taken_where_it_is_asked_for(
     assert main(arguments) == 0
     index = open_index(out / "index.bin")
     assert [index.image_field(i) for i in range(len(index))] == ["mask.png"] * 3
-    assert sorted(field for field, _, _ in index.parts(0)[1:]) == ["cls", "image.jpg"]
+    assert sorted(field for field, _, _ in index.stored_fields(0)[1:]) == ["cls", "image.jpg"]
     assert main([*arguments[:-4], "--image-field", "rgb.jpg"] if command == "index" else [*arguments, "--force"]) == (
         1 if command == "index" else 0
     )
@@ -132,7 +132,7 @@ def test_an_image_whose_format_changes_takes_no_other_fields_name(tmp_path: Path
     assert (summary.samples, summary.rejected) == (3, 0)
     index = open_index(out / "index.bin")
     assert [index.image_field(i) for i in range(3)] == ["image.jpg"] * 3
-    assert sorted(field for field, _, _ in index.parts(0)[1:]) == ["cls", "jpg"]
+    assert sorted(field for field, _, _ in index.stored_fields(0)[1:]) == ["cls", "jpg"]
     assert verify(str(out)) == []
 
 

@@ -130,7 +130,7 @@ def test_a_changed_caption_is_noticed_on_resume(tmp_path: Path) -> None:
 def test_pairs_of_one_folder_are_told_apart_by_their_names_alone(tmp_path: Path) -> None:
     _write(tmp_path / "src", {"a/0.jpg": JPEG, "a/0.json": b"{}"})
     source = open_pairs(f"{tmp_path}/src/*.jpg", (("boxes", f"{tmp_path}/src/*.json"),), None)
-    assert [part.field for part in source.table.parts(0)] == ["boxes.json"]
+    assert [field.name for field in source.table.stored_fields(0)] == ["boxes.json"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])

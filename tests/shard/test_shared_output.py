@@ -191,16 +191,16 @@ def test_an_iterable_is_sharded_elsewhere(tmp_path: Path, bucket: Bucket, elsewh
 def test_an_order_has_the_rows_of_its_shard_alone(tmp_path: Path) -> None:
     source = Source(SourceKind.FLAT_FOLDER, "/data")
     for i in range(20_000):
-        parts = [StoredField("json", 0, 10 * i, 10), source.table.add_file("txt", b"%06d.txt" % i, 5)]
-        source.table.add(b"images/%06d.jpg" % i, 100 + i, i, i % 10, parts)
+        stored = [StoredField("json", 0, 10 * i, 10), source.table.add_file("txt", b"%06d.txt" % i, 5)]
+        source.table.add(b"images/%06d.jpg" % i, 100 + i, i, i % 10, stored)
     ids = np.array([19_000, 7, 12_345])
     found, containers = source.table.rows(ids)
     assert containers == [0]
     for k, i in enumerate(ids.tolist()):
         assert (found.path(k), found.size(k), found.label(k)) == (b"images/%06d.jpg" % i, 100 + i, i % 10)
-        json_part, text_part = found.parts(k)
-        assert json_part == StoredField("json", 0, 10 * i, 10)
-        assert (text_part.field, found.file(text_part.offset), text_part.length) == ("txt", b"%06d.txt" % i, 5)
+        box, text = found.stored_fields(k)
+        assert box == StoredField("json", 0, 10 * i, 10)
+        assert (text.name, found.file(text.offset), text.length) == ("txt", b"%06d.txt" % i, 5)
     assert len(pickle.dumps(found)) < 2_000
 
 
@@ -210,7 +210,7 @@ def test_containers_are_numbered_anew_among_the_rows() -> None:
         table.add(b"%d" % i, 3, NO_FILE, -1, [StoredField("jpg", i, 0, 3)])
     found, containers = table.rows(np.array([3, 1]))
     assert containers == [1, 3]
-    assert [found.parts(k)[0].container for k in range(2)] == [1, 0]
+    assert [found.stored_fields(k)[0].container for k in range(2)] == [1, 0]
 
 
 def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Path) -> None:

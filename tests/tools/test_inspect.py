@@ -154,7 +154,7 @@ def test_a_flipped_bit_is_traced_to_its_sample(shards: Path) -> None:
 
 def test_a_changed_label_is_traced_too(shards: Path) -> None:
     index = open_index(shards / "index.bin")
-    _, (_, offset, _) = index.parts(0)
+    _, (_, offset, _) = index.stored_fields(0)
     with open(shards / "shard-000000.tar", "r+b") as file:
         file.seek(offset)
         file.write(b"9")

@@ -170,29 +170,29 @@ class DaliDecoder(TrainerDecoder):
         image takes the first bytes of its row."""
         errors: list[DecodeError | None] = [None] * len(staged)
         done = []
-        for part in self._queue.parts(staged):
+        for run in self._queue.runs(staged):
             try:
-                done.append((part, self._queue.images(staged, part)))
-                self.dali_images += len(part.jpegs)
+                done.append((run, self._queue.images(staged, run)))
+                self.dali_images += len(run.jpegs)
             except PipelineError as error:
-                count = len(part.jpegs)
+                count = len(run.jpegs)
                 _log.warning("DALI failed on a batch, its %d images are redone on the CPU: %s", count, _brief(error))
                 self.redone_images += count
-                for sample in np.unique(part.rows // staged.views).tolist():
+                for sample in np.unique(run.rows // staged.views).tolist():
                     errors[sample] = LeftToCpu("DALI failed on its batch")
 
         whole = []
         for number in range(staged.views):
-            parts = []
-            for part, images in done:
-                samples, views = np.divmod(part.rows, staged.views)
+            pieces = []
+            for run, images in done:
+                samples, views = np.divmod(run.rows, staged.views)
                 if (views == number).any():
-                    parts.append((samples[views == number], images[number]))
+                    pieces.append((samples[views == number], images[number]))
             view = staged.view(number)
             here, pixels = view.pixels()
             if len(here):
-                parts.append((here, to_device(pixels, self.device)))
-            whole.append(join_rows(parts, (len(staged), view.length), torch.uint8, self.device))
+                pieces.append((here, to_device(pixels, self.device)))
+            whole.append(join_rows(pieces, (len(staged), view.length), torch.uint8, self.device))
 
         self.cpu_images += int(np.count_nonzero(staged.rows["kind"][:: staged.views] == RowKind.PIXELS))
         return whole, errors

@@ -42,9 +42,9 @@ class PipelineRows:
 
 @dataclass(eq=False)
 class _Started:
-    """The part that a batch was started as, and then its result."""
+    """The run that a batch was started as, and then its result."""
 
-    part: PipelineRows
+    run: PipelineRows
     resized: _Resized | None = None
     failure: str | None = None
 
@@ -142,7 +142,7 @@ class DaliQueue:
         """
         self.options = replace(self.options, batch_size=max(self.options.batch_size, batch_size))
 
-    def parts(self, staged: Staged) -> list[PipelineRows]:
+    def runs(self, staged: Staged) -> list[PipelineRows]:
         """Divides a batch's JPEGs into runs within the limit."""
         rows = np.flatnonzero(staged.rows["kind"] == RowKind.JPEG)
         if len(rows) == 0:
@@ -152,14 +152,14 @@ class DaliQueue:
         sizes = PIXEL_BYTES * self._decoded_pixels(staged, jpegs)
         if self._limit_bytes is None:
             return [PipelineRows(rows, jpegs, int(sizes.sum()))]
-        parts, start, taken = [], 0, 0
+        runs, start, taken = [], 0, 0
         for end, size in enumerate([*sizes.tolist(), self._limit_bytes]):
             if end > start and (taken + size > self._limit_bytes or end == len(jpegs)):
                 here = jpegs[start:end]
-                parts.append(PipelineRows(rows[np.isin(sources, here)], here, taken))
+                runs.append(PipelineRows(rows[np.isin(sources, here)], here, taken))
                 start, taken = end, 0
             taken += size
-        return parts
+        return runs
 
     def start(self, staged: Staged) -> bool:
         """Starts a batch if the limits allow it, without waiting.
@@ -174,19 +174,19 @@ class DaliQueue:
             return True
         if len(self._started) >= _STARTED:
             return False
-        parts = self.parts(staged)
-        if len(parts) != 1:
-            return not parts
-        (part,) = parts
+        runs = self.runs(staged)
+        if len(runs) != 1:
+            return not runs
+        (run,) = runs
         if self._limit_bytes is not None:
-            running = sum(each.part.size_bytes for each in self._started.values() if each.under_way)
-            if running + self._borrowed.size_bytes + part.size_bytes > self._limit_bytes:
+            running = sum(each.run.size_bytes for each in self._started.values() if each.under_way)
+            if running + self._borrowed.size_bytes + run.size_bytes > self._limit_bytes:
                 return False
         try:
-            self._submit(staged, part)
+            self._submit(staged, run)
         except PipelineError:
             return False  # reported when the batch is asked for
-        self._started[staged] = _Started(part)
+        self._started[staged] = _Started(run)
         return True
 
     def drop(self, staged: Staged) -> None:
@@ -195,8 +195,8 @@ class DaliQueue:
             self._collect_until(staged)
             self._started.pop(staged, None)  # lost when another failed
 
-    def images(self, staged: Staged, part: PipelineRows) -> list[torch.Tensor]:
-        """Decodes a part of a batch, started or not, and resizes it on the current stream.
+    def images(self, staged: Staged, run: PipelineRows) -> list[torch.Tensor]:
+        """Decodes a run of a batch, started or not, and resizes it on the current stream.
 
         Returns:
             For each view uint8 [N, H * W * 3] of the largest image, as stored (not turned), in its own memory; see
@@ -209,9 +209,9 @@ class DaliQueue:
         started = self._started.pop(staged, None)
         if started is None:  # or lost when another failed
             if self._limit_bytes is not None:
-                self._borrowed.wait(self._limit_bytes - part.size_bytes)
-            self._submit(staged, part)
-            return self._collect(staged, part).images
+                self._borrowed.wait(self._limit_bytes - run.size_bytes)
+            self._submit(staged, run)
+            return self._collect(staged, run).images
         if started.failure is not None:
             raise PipelineError(started.failure)
         assert started.resized is not None
@@ -233,9 +233,9 @@ class DaliQueue:
     def _drop_under_way(self) -> None:
         self._started = {staged: each for staged, each in self._started.items() if not each.under_way}
 
-    def _submit(self, staged: Staged, part: PipelineRows) -> None:
-        """Submits a part to the pipeline; a failure loses the batches under way."""
-        count = len(part.jpegs)
+    def _submit(self, staged: Staged, run: PipelineRows) -> None:
+        """Submits a run to the pipeline; a failure loses the batches under way."""
+        count = len(run.jpegs)
         self.prepare(count)
         if self._pipeline is not None and (
             self._pipeline.options.batch_size < self.options.batch_size or self._pipeline.is_outgrown_by(count)
@@ -246,7 +246,7 @@ class DaliQueue:
         if self._pipeline is None:
             self._pipeline = DaliPipeline(self.options)
         try:
-            self._pipeline.submit(staged.rows[part.jpegs], [staged.payloads[row] for row in part.jpegs.tolist()], part)
+            self._pipeline.submit(staged.rows[run.jpegs], [staged.payloads[row] for row in run.jpegs.tolist()], run)
         except PipelineError:
             self._drop_under_way()
             raise
@@ -256,7 +256,7 @@ class DaliQueue:
         for staged, each in list(self._started.items()):
             if each.under_way:
                 try:
-                    each.resized = self._collect(staged, each.part)
+                    each.resized = self._collect(staged, each.run)
                 except PipelineError as error:
                     each.failure = str(error)
                     self._drop_under_way()
@@ -264,18 +264,18 @@ class DaliQueue:
             if staged is last:
                 return
 
-    def _collect(self, staged: Staged, part: PipelineRows) -> _Resized:
+    def _collect(self, staged: Staged, run: PipelineRows) -> _Resized:
         """Collects and resizes the oldest run's images."""
         assert self._pipeline is not None
         stream: Any = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
-        decoded = self._pipeline.collect(part, stream)
+        decoded = self._pipeline.collect(run, stream)
         images, event = [], None
-        numbers = np.searchsorted(part.jpegs, staged.owners[part.rows])
-        views = part.rows % staged.views
+        numbers = np.searchsorted(run.jpegs, staged.owners[run.rows])
+        views = run.rows % staged.views
         try:
             for view in range(staged.views):
                 here = views == view
-                rows = staged.rows[part.rows[here]]
+                rows = staged.rows[run.rows[here]]
                 images.append(resize_crops(decoded, numbers[here], rows, self.options.crops, self._device))
         except PipelineError:
             self._pipeline.rebuild()  # any failure loses the batches under way
@@ -283,7 +283,7 @@ class DaliQueue:
         finally:
             if stream is not None:
                 event = stream.record_event()
-                self._borrowed.hold(decoded, part.size_bytes, event)
+                self._borrowed.hold(decoded, run.size_bytes, event)
         return _Resized(images, event)
 
     def _decoded_pixels(self, staged: Staged, rows: Int64s) -> Int64s:

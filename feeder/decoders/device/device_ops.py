@@ -127,8 +127,8 @@ def _distort(images: torch.Tensor, op: T.RandomPhotometricDistort, params: Param
     _jitter(images, op, params)
     exchanged = np.flatnonzero((params["permutation"] != [0, 1, 2]).any(axis=1))
 
-    def permute(some: torch.Tensor, part: slice) -> torch.Tensor:
-        channels = to_device(params["permutation"][exchanged[part]], some.device)
+    def permute(some: torch.Tensor, chunk: slice) -> torch.Tensor:
+        channels = to_device(params["permutation"][exchanged[chunk]], some.device)
         return some[torch.arange(len(some), device=some.device)[:, None], channels]
 
     change_rows(images, exchanged, permute)
@@ -142,12 +142,12 @@ def _add_noise(images: torch.Tensor, op: T.GaussianNoise, params: Params) -> tor
 
 def _adjust(images: torch.Tensor, rows: Int64s, name: str, strengths: AnyArray) -> None:
     adjustment = color.ADJUSTMENTS[name]
-    change_rows(images, rows, lambda some, part: adjustment(some, strengths[part]))
+    change_rows(images, rows, lambda some, chunk: adjustment(some, strengths[chunk]))
 
 
 def _blur(images: torch.Tensor, op: T.GaussianBlur, params: Params) -> torch.Tensor:
     change_rows(
-        images, np.arange(len(images)), lambda some, part: color.blur(some, params["sigma"][part], op.kernel_size)
+        images, np.arange(len(images)), lambda some, chunk: color.blur(some, params["sigma"][chunk], op.kernel_size)
     )
     return images
 
@@ -159,9 +159,9 @@ def _branch(images: torch.Tensor, op: Branches, params: Params) -> torch.Tensor:
 
 
 def _do_steps(images: torch.Tensor, rows: Int64s, steps: list[tuple[T.Op, Params]]) -> None:
-    def run(some: torch.Tensor, part: slice) -> torch.Tensor:
+    def run(some: torch.Tensor, chunk: slice) -> torch.Tensor:
         for op, drawn in steps:
-            some = DEVICE_OPS[type(op)](some, op, {name: values[rows[part]] for name, values in drawn.items()})
+            some = DEVICE_OPS[type(op)](some, op, {name: values[rows[chunk]] for name, values in drawn.items()})
         return some
 
     change_rows(images, rows, run)
@@ -187,11 +187,11 @@ def _erase(images: torch.Tensor, op: T.RandomErasing, params: Params) -> torch.T
 
 
 def _mix_chains(images: torch.Tensor, op: T.AugMix, params: Params) -> torch.Tensor:
-    def run(some: torch.Tensor, part: slice) -> torch.Tensor:
-        weights = params["weights"][part]
+    def run(some: torch.Tensor, chunk: slice) -> torch.Tensor:
+        weights = params["weights"][chunk]
         mixed = per_image(weights[:, 0], some) * some
         for chain in range(op.mixture_width):
-            drawn = {name: params[name][part, chain] for name in ("kind", "magnitude")}
+            drawn = {name: params[name][chunk, chain] for name in ("kind", "magnitude")}
             mixed += per_image(weights[:, 1 + chain], some) * _augment(some.clone(), op, drawn)
         return mixed.to(torch.uint8)  # cut, not rounded, as torchvision does it
 
@@ -227,7 +227,7 @@ def _augment_once(images: torch.Tensor, rows: Int64s, kind: str, magnitudes: Flo
     if kind in ENHANCEMENTS:
         _adjust(images, rows, ENHANCEMENTS[kind], 1.0 + magnitudes)
     elif kind in _AUGMENTATIONS:
-        change_rows(images, rows, lambda some, part: _AUGMENTATIONS[kind](some, magnitudes[part]))
+        change_rows(images, rows, lambda some, chunk: _AUGMENTATIONS[kind](some, magnitudes[chunk]))
 
 
 def _move(

@@ -61,8 +61,8 @@ def _write_value(images: torch.Tensor, boxes: Int32s, value: Float32s) -> None:
     columns = torch.arange(images.shape[3], device=images.device)
     levels = to_device(value, images.device).to(images.dtype).reshape(1, 3, 1, 1)
 
-    def write(some: torch.Tensor, part: slice) -> torch.Tensor:
-        top, left, bottom, right = to_device(boxes[erased[part]], images.device)[:, :, None, None, None].unbind(1)
+    def write(some: torch.Tensor, chunk: slice) -> torch.Tensor:
+        top, left, bottom, right = to_device(boxes[erased[chunk]], images.device)[:, :, None, None, None].unbind(1)
         inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
         return torch.where(inside, levels, some)
 

@@ -82,8 +82,8 @@ class FusedParameters(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DeviceSplit:
-    """A recipe in two parts: one makes uint8 images on the CPU, the other runs in kernel 1 on the device.
+class DividedRecipe:
+    """A recipe in two stages: one makes uint8 images on the CPU, the other runs in kernel 1 on the device.
 
     Args:
         cpu: The ops on the CPU.
@@ -100,8 +100,8 @@ class DeviceSplit:
         return replace(whole, ops=tuple(whole.ops[number] for number in self.kept))
 
 
-def split_for_device(recipe: Recipe) -> DeviceSplit | None:
-    """Splits a recipe for batches on a device; None if all of it is best done on the CPU.
+def divide_recipe(recipe: Recipe) -> DividedRecipe | None:
+    """Divides a recipe for batches on a device; None if all of it is best done on the CPU.
 
     uint8 is a quarter of float32 to copy, and the work after the copy is one pass.
     """
@@ -118,7 +118,7 @@ def split_for_device(recipe: Recipe) -> DeviceSplit | None:
         if not any(values) or False in pixel_ops[pixel_ops.index(True) :]:
             return None
     cpu = Recipe(tuple(recipe.ops[number] for number in kept))
-    return DeviceSplit(cpu, tuple(kept), fuses_rest)
+    return DividedRecipe(cpu, tuple(kept), fuses_rest)
 
 
 def fused_from(ops: Sequence[Op]) -> int:

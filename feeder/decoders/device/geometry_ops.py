@@ -42,22 +42,22 @@ def warp(
     if matrices.shape[1] == 8:
         filtered = filtered or _nearest
     if filtered is not None:
-        change_rows(images, rows, lambda some, part: filtered(some, matrices[part], around))
+        change_rows(images, rows, lambda some, chunk: filtered(some, matrices[chunk], around))
         return
     # Without turning and shearing a pixel depends on its column and row alone, in floats that Pillow adds up.
     straight = (matrices[:, 1] == 0.0) & (matrices[:, 3] == 0.0)
     columns = _places(matrices[straight, 0], matrices[straight, 2], width)
     lines = _places(matrices[straight, 4], matrices[straight, 5], height)
 
-    def by_tables(some: torch.Tensor, part: slice) -> torch.Tensor:
-        x, y = to_device(columns[part], images.device), to_device(lines[part], images.device)
+    def by_tables(some: torch.Tensor, chunk: slice) -> torch.Tensor:
+        x, y = to_device(columns[chunk], images.device), to_device(lines[chunk], images.device)
         return _picked(some, x[:, None, :], y[:, :, None], around)
 
     change_rows(images, rows[straight], by_tables)
     turned = _fixed_point(matrices[~straight])
 
-    def by_fixed_point(some: torch.Tensor, part: slice) -> torch.Tensor:
-        xx, xy, x0, yx, yy, y0 = to_device(turned[part].T, images.device)[:, :, None, None].unbind(0)
+    def by_fixed_point(some: torch.Tensor, chunk: slice) -> torch.Tensor:
+        xx, xy, x0, yx, yy, y0 = to_device(turned[chunk].T, images.device)[:, :, None, None].unbind(0)
         x, y = _grid(some, torch.int64)
         return _picked(some, x0 + y * xy + x * xx >> 16, y0 + y * yy + x * yx >> 16, around)
 

@@ -23,12 +23,12 @@ def change_rows(images: torch.Tensor, rows: Int64s, change: Callable[[torch.Tens
     """
     step = max(1, PIXELS_AT_ONCE // (images.shape[2] * images.shape[3]))
     for start in range(0, len(rows), step):
-        part = slice(start, start + step)
+        chunk = slice(start, start + step)
         if len(rows) == len(images):
-            images[part].copy_(change(images[part], part))
+            images[chunk].copy_(change(images[chunk], chunk))
         else:
-            where = to_device(rows[part], images.device)
-            images.index_copy_(0, where, change(images.index_select(0, where), part))
+            where = to_device(rows[chunk], images.device)
+            images.index_copy_(0, where, change(images.index_select(0, where), chunk))
 
 
 def per_image(values: AnyArray, images: torch.Tensor) -> torch.Tensor:
@@ -37,27 +37,27 @@ def per_image(values: AnyArray, images: torch.Tensor) -> torch.Tensor:
 
 
 def join_rows(
-    parts: Sequence[tuple[Int64s, torch.Tensor]],
+    pieces: Sequence[tuple[Int64s, torch.Tensor]],
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
-    """Puts images together that were made in several parts.
+    """Puts images together that were made in several pieces.
 
     Args:
-        parts: The rows of each, ascending, and their images, [rows, length, ...] of at most the batch's length.
+        pieces: The rows of each, ascending, and their images, [rows, length, ...] of at most the batch's length.
         shape: The batch's: (N, length, ...).
         dtype: The images'.
         device: The images'.
         memory_format: The batch's.
 
     Returns:
-        The only part if it has all rows, else a new tensor; 0 where nothing was made.
+        The only piece if it has all rows, else a new tensor; 0 where nothing was made.
     """
-    if len(parts) == 1 and len(parts[0][0]) == shape[0]:
-        return parts[0][1]
+    if len(pieces) == 1 and len(pieces[0][0]) == shape[0]:
+        return pieces[0][1]
     whole = torch.zeros(shape, dtype=dtype, device=device).contiguous(memory_format=memory_format)
-    for rows, images in parts:
+    for rows, images in pieces:
         whole[to_device(rows, device), : images.shape[1]] = images
     return whole

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from feeder.dataset.reader import Reader
-from feeder.decoders.device.fused import DeviceSplit, split_for_device
+from feeder.decoders.device.fused import DividedRecipe, divide_recipe
 from feeder.errors import ArgumentError
 from feeder.loader.slots.image_slots import Samples
 from feeder.order.bucket_order import BucketSplit, BucketTable, id_runs
@@ -127,7 +127,7 @@ class BatchSizes:
 
         Args:
             epoch: The epoch.
-            split: This rank's part of it; None with an explicit sampler.
+            split: This rank's share of it; None with an explicit sampler.
             step: The batch's number in the split.
             samples: The batch's samples.
         """
@@ -143,14 +143,14 @@ class BatchSizes:
         assert size is not None  # or torch's path had been taken
         return size
 
-    def splits(self) -> tuple[DeviceSplit | None, ...]:
-        """Returns the split for a device of the recipe or of each view, and of further images, at one of the sizes.
+    def divided(self) -> tuple[DividedRecipe | None, ...]:
+        """Returns the recipes of the image's views and of further images, divided at one of the sizes.
 
-        None for one that can't be split at all of them, empty if none can.
+        None for one that can't be divided at all of them, empty if none can.
         """
-        found = [[split_for_device(recipe.at(*when)) for when in self.all()] for recipe in self._recipes]
-        splits = tuple(None if None in each else each[0] for each in found)
-        return splits if any(splits) else ()
+        found = [[divide_recipe(recipe.at(*when)) for when in self.all()] for recipe in self._recipes]
+        divided = tuple(None if None in each else each[0] for each in found)
+        return divided if any(divided) else ()
 
     def identity(self) -> dict[str, Any]:
         """Returns the values that states and ranks have in common, as JSON takes them; see :data:`SIZE_IDENTITY`."""

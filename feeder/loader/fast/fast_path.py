@@ -17,7 +17,7 @@ from feeder.dataset.mixture import Mixture
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import as_feeder, joined_in, leaves, remote_of
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError
@@ -167,7 +167,7 @@ class FastPath:
         return self._order_by(shuffle)
 
     def split(self, options: LoaderOptions, place: Place) -> Split:
-        """Returns this rank's part of an epoch, from a place on."""
+        """Returns this rank's share of an epoch, from a place on."""
         assert options.batch_size is not None
         shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
         self._follow_batch(options)
@@ -588,4 +588,4 @@ def _json_of(encode: Callable[[Any], Any], value: Any) -> Any:
 
 def _ids(reader: Reader) -> Int64s | None:
     """The samples' ids in the whole dataset; None if these are all."""
-    return reader.ids if isinstance(reader, PartReader) else None
+    return reader.ids if isinstance(reader, SubsetReader) else None

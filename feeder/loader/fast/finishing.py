@@ -11,7 +11,7 @@ from feeder.dataset.extras import arranged
 from feeder.dataset.further_images import FurtherImage, by_image, in_order
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.device.finisher import Finisher
-from feeder.decoders.device.fused import DeviceSplit
+from feeder.decoders.device.fused import DividedRecipe
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.transforms import Views
@@ -30,7 +30,7 @@ class Finishing:
     """The last steps of one loader.
 
     Args:
-        work: The way its batches are made; with splits of the recipes, the device's side of them is done here.
+        work: The way its batches are made; the device's side of its divided recipes is done here.
         device: The device that the images go to; None: they stay where they were made.
         channels_last: Memory format of the images.
         mix: Ops of which one mixes the samples of each batch; empty for none.
@@ -63,10 +63,10 @@ class Finishing:
 
         # What a collate_fn made stays as it is. Where sizes vary, these are the last steps at one of them.
         recipes = () if work.makes_batches else work.recipes_at(work.largest, 0)
-        splits = work.splits or (None,) * len(recipes)
-        self._views = [_View(recipe, split, device) for recipe, split in zip(recipes, splits, strict=True)]
+        divided = work.divided or (None,) * len(recipes)
+        self._views = [_View(recipe, each, device) for recipe, each in zip(recipes, divided, strict=True)]
         self._made: dict[tuple[Recipe, ...], list[_View]] = {}
-        self._has_steps = not work.makes_batches and (bool(mix) or channels_last or any(splits))
+        self._has_steps = not work.makes_batches and (bool(mix) or channels_last or any(divided))
         self._has_views = isinstance(work.recipe, Views)
         self._own = len(work.recipe.views)
         # Places of further images in a batch.
@@ -162,14 +162,14 @@ class Finishing:
 
     def _views_of(self, finished: BatchRecord, images: Sequence[torch.Tensor]) -> list[_View]:
         """Returns the last steps on the images of a batch."""
-        if not self._work.splits:
+        if not self._work.divided:
             return self._views
         recipes = self._work.recipes_at((images[0].shape[2], images[0].shape[3]), finished.epoch)
         if recipes == self._work.recipes:
             return self._views
         if recipes not in self._made:
-            both = zip(recipes, self._work.splits_of(recipes), strict=True)
-            self._made[recipes] = [_View(recipe, split, self._device) for recipe, split in both]
+            both = zip(recipes, self._work.divided_of(recipes), strict=True)
+            self._made[recipes] = [_View(recipe, divided, self._device) for recipe, divided in both]
         return self._made[recipes]
 
 
@@ -178,16 +178,16 @@ class _View:
 
     Args:
         recipe: Its recipe.
-        split: The split of the recipe; None if nothing is left to do on the device.
+        divided: The recipe divided between CPU and device; None if nothing is left to do on the device.
         device: The device that the images go to; None: they stay where they were made.
     """
 
-    def __init__(self, recipe: Recipe, split: DeviceSplit | None, device: torch.device | None) -> None:
+    def __init__(self, recipe: Recipe, divided: DividedRecipe | None, device: torch.device | None) -> None:
         self.recipe = recipe
-        self.needs_rest = split is not None and split.fuses_rest and bool(recipe.rest)
+        self.needs_rest = divided is not None and divided.fuses_rest and bool(recipe.rest)
         # numpy has no bfloat16: its bits are stored as uint16.
-        self._is_bfloat16 = split is None and recipe.output_dtype == "bfloat16"
-        self._finisher = Finisher(recipe, device) if split is not None and device is not None else None
+        self._is_bfloat16 = divided is None and recipe.output_dtype == "bfloat16"
+        self._finisher = Finisher(recipe, device) if divided is not None and device is not None else None
 
     def stored(self, images: torch.Tensor) -> torch.Tensor:
         """Returns images as they are stored, in their dtype."""

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from feeder.dataset.mixture import Mixture
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.dataset.taken_down import stand_in, taken_down_of
 from feeder.errors import ArgumentError
 from feeder.loader.fast.fast_path import FastPath
@@ -132,13 +132,13 @@ def _samples_at(path: FastPath, options: LoaderOptions, place: Place) -> BatchSa
     ids = path.order.ids(place.epoch, path.split(options, place).positions(0))
     reader = path.dataset.reader
     keys, paths = ([reader.field(i, name) for i in ids.tolist()] for name in ("key", "path"))
-    whole, ids = (reader.whole, reader.ids[ids]) if isinstance(reader, PartReader) else (reader, ids)
+    whole, ids = (reader.whole, reader.ids[ids]) if isinstance(reader, SubsetReader) else (reader, ids)
     gone = {i: stand_in(whole, i) for i in sorted(taken_down_of(whole, ids.tolist()))}
     if not isinstance(path.dataset, Mixture):
         return BatchSamples(ids, keys, paths, gone)
-    sources, parts = path.dataset.named(ids), dict(zip(path.dataset.names, path.dataset.parts, strict=True))
-    for i, (name, own) in zip(ids.tolist(), sources, strict=True):
-        whole = getattr(parts[name].reader, "whole", parts[name].reader)
+    named, sources = path.dataset.named(ids), dict(zip(path.dataset.names, path.dataset.sources, strict=True))
+    for i, (name, own) in zip(ids.tolist(), named, strict=True):
+        whole = getattr(sources[name].reader, "whole", sources[name].reader)
         if taken_down_of(whole, [own]):
             gone[i] = stand_in(whole, own)
-    return BatchSamples(ids, keys, paths, gone, sources)
+    return BatchSamples(ids, keys, paths, gone, named)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from feeder.dataset.extras import Extra
     from feeder.dataset.reader import Reader, ReadSamples
     from feeder.decoders.decoder import Buffer, Decoder
-    from feeder.decoders.device.fused import DeviceSplit
+    from feeder.decoders.device.fused import DividedRecipe
     from feeder.decoders.staged.stager import Stager
     from feeder.loader.fast.part_report import PartReport
     from feeder.loader.slots.image_slots import SlotView
@@ -57,7 +57,7 @@ class PixelSink(Sink):
     Args:
         decoder: The decoder.
         recipes: The recipe of each view.
-        splits: For each view, what restricts its recipe to the CPU's side; None does all of it.
+        divided: For each view its recipe, divided between CPU and device; None does all of it here.
         images: [N, C, H, W] of each view, the part of the slot.
         meter: Counts time and bytes.
         apart: Keeps memory by the number of the view for images of some rows, as fresh pages take a tenth of the time
@@ -66,7 +66,7 @@ class PixelSink(Sink):
 
     decoder: Decoder
     recipes: tuple[Recipe, ...]
-    splits: tuple[DeviceSplit | None, ...]
+    divided: tuple[DividedRecipe | None, ...]
     images: tuple[AnyArray, ...]
     meter: Meter
     apart: dict[int, AnyArray] | None = None
@@ -74,10 +74,10 @@ class PixelSink(Sink):
     def add(self, rows: Int64s, encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         views = []
-        each = zip(self.recipes, self.splits, draws, self.images, strict=True)
-        for number, (recipe, split, drawn, images) in enumerate(each):
+        each = zip(self.recipes, self.divided, draws, self.images, strict=True)
+        for number, (recipe, divided, drawn, images) in enumerate(each):
             out = images if len(rows) == len(images) else self._memory(number, images, len(rows))
-            views.append(View(recipe, drawn, out) if split is None else View(split.cpu, split.draws(drawn), out))
+            views.append(View(recipe, drawn, out) if divided is None else View(divided.cpu, divided.draws(drawn), out))
         started = time.perf_counter_ns()
         result = self.decoder.decode(encoded.buffers, encoded.orientations, views, encoded.first_rows)
         written = sum(view.out.nbytes for view in views)

@@ -20,9 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from feeder import _native
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.programs import Finish, Programs, has_programs, programs
 from feeder.loader.observe.meter import Meter, stage_at
@@ -38,13 +40,13 @@ from feeder.transforms.values import Normalize, ToDtype
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.decoders.decoder import Decoder
-    from feeder.decoders.device.fused import DeviceSplit
+    from feeder.decoders.device.fused import DividedRecipe
     from feeder.loader.fast.part_output import StagedSink
     from feeder.loader.fast.part_report import PartReport
     from feeder.loader.slots.image_slots import Samples, SlotView
     from feeder.transforms import Recipe
 
-_PAUSE = 32  # parts made without a call after one that left most samples
+_PAUSE = 32  # parts that are made without a call, after a call that left most samples out
 _STAGES = ("read", "draw", "decode", "transform")
 _LARGEST_SIDE = (1 << 16) - 1
 
@@ -82,23 +84,23 @@ class PartRunner:
 
     @classmethod
     def of(
-        cls, reader: Reader, recipe: Recipe, split: DeviceSplit | None, decoder: Decoder, seed: int
+        cls, reader: Reader, recipe: Recipe, divided: DividedRecipe | None, decoder: Decoder, seed: int
     ) -> PartRunner | None:
         """Returns a runner for images of a recipe; None if they are not for one call.
 
         Args:
             reader: The dataset's reader.
             recipe: The ops on each image, without variable sizes.
-            split: Restricts the recipe to the CPU's side; None does all.
+            divided: The recipe divided between CPU and device, to do the CPU's side; None does all.
             decoder: The backend.
             seed: Of the augmentation.
         """
         recipe = recipe.framed
-        made = recipe if split is None else split.cpu.framed
+        made = recipe if divided is None else divided.cpu.framed
         if type(decoder) is not CpuDecoder or not has_programs(made) or recipe.base_size != made.base_size:
             return None
 
-        kept = range(len(recipe.ops)) if split is None else split.kept
+        kept = range(len(recipe.ops)) if divided is None else divided.kept
         behind = [number for number in kept if number >= recipe.base_length]
         finish = Finish(made, [recipe.ops[number] for number in behind])
         return cls._made(
@@ -129,7 +131,7 @@ class PartRunner:
         cls, reader: Reader, recipe: Recipe, seed: int, behind: list[int], finish: Finish | None, **options: Any
     ) -> PartRunner | None:
         samples, subsets = len(reader), []
-        while isinstance(reader, PartReader):
+        while isinstance(reader, SubsetReader):
             subsets.append(reader.ids)
             reader = reader.whole
         if type(reader) is not ShardReader or not reader.takes_parts:
@@ -157,8 +159,8 @@ class PartRunner:
         report: PartReport,
         meter: Meter,
         heartbeat: Callable[[], None],
-        rows: Int64s | None = None,
-    ) -> list[int] | None:
+        rows: Int64s,
+    ) -> Int64s:
         """Makes samples of a part, each in its row, and counts them.
 
         Args:
@@ -167,32 +169,34 @@ class PartRunner:
             report: The part's report.
             meter: Counts the stages.
             heartbeat: Called between the steps, as a sign of life.
-            rows: int64 [K], ascending, those of the samples to make; None: all.
+            rows: int64 [K], ascending, those of the samples to make.
 
         Returns:
-            The rows that are left to be made in the other way; None: all of them.
+            Those of the rows that are left to be made in the other way, ascending.
         """
         if self._pause:
             self._pause -= 1
-            return None
+            return rows
 
         finish, out = self.finish, view.images[0]
         assert finish is not None  # or this were for plans
-        samples = view.samples if rows is None else view.samples.part(rows)
+        samples = view.samples.part(rows)
         drawn, program = self._draw(epoch, samples, meter) if self._ops else ([], None)
         made = self._memory(len(out)) if finish.is_apart else out
         before = meter.runs("transform") if finish.is_needed else None
         found = self._call(self.native.run, made, epoch, view, samples, meter, heartbeat, rows, program, rows)
         if found is None:
-            return None
-        left = set(found[0])
+            return rows
+
+        unmade, slow = found
+        left = set(unmade)  # numbers of the samples among the K
         if before is not None:
-            done = set(range(len(samples.ids))).difference(left)
+            done = set(range(len(rows))).difference(left)
             started = time.perf_counter_ns()
             left.update(finish.run(drawn, done, made, out, rows))
             meter.lengthen("transform", before, time.perf_counter_ns() - started)
-        report.slow += found[1]
-        return sorted(left) if rows is None else rows[sorted(left)].tolist()
+        report.slow += slow
+        return rows[sorted(left)]
 
     def _memory(self, count: int) -> Uint8s:
         """Returns images apart from the slot, the same memory for all parts."""
@@ -208,8 +212,8 @@ class PartRunner:
         meter: Meter,
         heartbeat: Callable[[], None],
         sink: StagedSink,
-    ) -> list[int] | None:
-        """Plans the samples of a part, and counts the stages.
+    ) -> Int64s:
+        """Plans all samples of a part, and counts the stages.
 
         Args:
             epoch, view, meter, heartbeat: See :meth:`run`; the view's images are left alone.
@@ -218,16 +222,17 @@ class PartRunner:
         Returns:
             See :meth:`run`; the sink takes these rows afterwards.
         """
+        rows = np.arange(len(view.samples.ids))
         if self._pause:
             self._pause -= 1
-            return None
+            return rows
 
-        found = self._call(self.native.plan, self._size, epoch, view, view.samples, meter, heartbeat)
+        found = self._call(self.native.plan, self._size, epoch, view, view.samples, meter, heartbeat, rows)
         if found is None:
-            return None
-        left, plan_ns, plans, places = found
+            return rows
+        unmade, plan_ns, plans, places = found
         sink.put_plans(plans, places, self._size, plan_ns)
-        return list(left)
+        return rows[list(unmade)]
 
     def _draw(self, epoch: int, samples: Samples, meter: Meter) -> tuple[list[Params], Programs | None]:
         """Draws for the ops behind the base path, and makes the programs of those that the kernels run."""
@@ -248,24 +253,26 @@ class PartRunner:
         samples: Samples,
         meter: Meter,
         heartbeat: Callable[[], None],
-        rows: Int64s | None = None,
+        rows: Int64s,
         *more: Any,
     ) -> Any:
-        """Calls the kernels' runner on samples of a view, again with the shards open that it lacks; returns the numbers
-        of those that are left and what follows the sums in its answer, or None."""
+        """Calls the kernels' runner on K samples of a view, and once more if it lacks shards, which are opened.
+
+        Returns the numbers, among the K, of those that it left out, and what follows the sums in its answer; None if
+        another thread is in a call. ``native`` is the runner's method, ``out`` and ``more`` are its further arguments,
+        and ``rows``, int64 [K], are the samples' rows of the view, which gets their labels. See also :meth:`run`.
+        """
         reader, ids = self.reader, samples.ids
         for subset in self.subsets:
             ids = subset[ids]
         shards, stored_rows, per_shard = reader.index.located(ids)
-        labels = view.labels if reader.given_labels is None else None
-        index = reader.index.native
 
         started = time.perf_counter_ns()
         reader.bring_images(ids)
         brought_ns = time.perf_counter_ns() - started
         call = functools.partial(
             native,
-            index,
+            reader.index.native,
             reader.native_shards,
             shards,
             per_shard,
@@ -275,26 +282,26 @@ class PartRunner:
             self.samples,
             epoch,
             out,
-            labels,
+            view.labels if reader.given_labels is None else None,
             meter.words,
             brought_ns,
             reader.advise_from,
         )
         found = call(False, heartbeat, *more)
-        if isinstance(found, list):
+        if isinstance(found, list):  # numbers of shards that are not open
             reader.open_shards(found, ids, by_rows=self.recipe.crops_first)
             found = call(True, heartbeat, *more)
         if not isinstance(found, tuple):
             return None
 
-        left, read_ns, _, read_bytes, *rest = found
+        unmade, read_ns, _, read_bytes, *rest = found
         if reader.given_labels is not None:
-            view.labels[slice(None) if rows is None else rows] = reader.given_labels[ids]
-        if not left:  # whose bytes the time would be for, too
+            view.labels[rows] = reader.given_labels[ids]
+        if not unmade:  # or the time would be for other bytes, too
             reader.note_read(read_bytes, read_ns - brought_ns)
-        if 2 * len(left) > len(ids):
+        if 2 * len(unmade) > len(ids):
             self._pause = _PAUSE
-        return left, *rest
+        return unmade, *rest
 
 
 def base_ops(recipe: Recipe) -> _native.BaseOps | None:

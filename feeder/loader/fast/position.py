@@ -74,7 +74,7 @@ class EpochProgress:
 
     Attributes:
         place: The place that it started at.
-        split: This rank's part of the epoch from there; None with an explicit sampler.
+        split: This rank's share of the epoch from there; None with an explicit sampler.
         replay: The explicit sampler's epoch from there; None with feeder's own order.
         order: Feeder's own order; None with an explicit sampler.
         ordered: Number of batches whose samples were looked up, to be made.

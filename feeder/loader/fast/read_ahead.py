@@ -19,7 +19,7 @@ from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import leaves, remote_of
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.errors import FeederError
 from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.position import EpochProgress
@@ -221,7 +221,7 @@ class ReadAhead(_Ahead):
     Args:
         reader: The samples' reader.
         order: Their order.
-        split: This rank's part of the epoch.
+        split: This rank's share of the epoch.
         progress: The iterator's progress; the thread ends with it.
         made: Number of batches that may be made before the caller asks for them.
 
@@ -371,7 +371,7 @@ def _is_fetched(reader: ShardReader) -> bool:
 def _leaf_rows(reader: Reader, ids: Int64s) -> Iterator[tuple[ShardReader, Int64s, Int64s]]:
     """Yields the remote readers below a reader whose sets are fetched ahead, with the ids there of those samples that
     they have, and their rows."""
-    if isinstance(reader, PartReader):
+    if isinstance(reader, SubsetReader):
         yield from _leaf_rows(reader.whole, reader.ids[ids])
     elif isinstance(reader, JoinedReader):
         for number, rows, own in reader.groups(ids):

@@ -12,7 +12,7 @@ from feeder import _native as native
 from feeder.loader.fast.part_answer import report_from_json
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.work_json import given_labels, sent_splits
+from feeder.loader.fast.work_json import given_labels, sent_divided
 from feeder.loader.slots.image_slots import SlotView
 from feeder.service.frames import Frame
 from feeder.system.arrays import AnyArray, Uint8s
@@ -35,7 +35,7 @@ class PartReceiver:
         self._labels = given_labels(work.reader)
         self._columns = sum(not extra.columns for extra in work.values)
         self._scratch: dict[int, Arrays] = {}
-        sent, own = sent_splits(work), work.splits or (None,) * len(work.recipes)
+        sent, own = sent_divided(work), work.divided_of(work.recipes)
         # For each image of a sample: the affine map that makes the slot's floats of the uint8 that are sent.
         self._maps = [
             recipe.affine if theirs is not None and mine is None else None

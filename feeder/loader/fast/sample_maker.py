@@ -17,7 +17,7 @@ import numpy as np
 from feeder.dataset.extras import Column, Extra
 from feeder.dataset.further_images import FurtherImage, further_recipes, images_in, key_rows, values_in
 from feeder.dataset.reader import Reader, ReadSamples
-from feeder.decoders.device.fused import DeviceSplit, split_for_device
+from feeder.decoders.device.fused import DividedRecipe, divide_recipe
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
 from feeder.errors import DecodeError
@@ -69,8 +69,8 @@ class Work:
         fidelity: "fast", "exact" or "draft", see :class:`feeder.DataLoader`.
         stager: Stages images for a decoder in the trainer, instead of decoding them.
         share_bytes: Bytes of the slot for each staged image; a multiple of 64.
-        splits: The split of each of :attr:`recipes`, of which only the CPU's side is done; None does all. Empty: no
-            splits.
+        divided: Each of :attr:`recipes` divided between CPU and device, of which the CPU's side is done; None does all.
+            Empty: none is divided.
         table: The samples of each bucket, of which substitutes are taken; None: without buckets, or made when it is
             needed.
         groups: The sizes by which samples are grouped into buckets; None: they are not.
@@ -97,7 +97,7 @@ class Work:
     fidelity: str = "fast"
     stager: Stager | None = None
     share_bytes: int = 0
-    splits: tuple[DeviceSplit | None, ...] = ()
+    divided: tuple[DividedRecipe | None, ...] = ()
     table: BucketTable | None = None
     pad: PadToBatch | None = None
     largest: tuple[int, int] | None = None
@@ -106,7 +106,7 @@ class Work:
     meter: Meter = field(default_factory=Meter, init=False)
     _decoder: Decoder | None = field(default=None, init=False)
     _apart: dict[int, AnyArray] | None = field(default=None, init=False)
-    _made_splits: dict[tuple[Recipe, ...], tuple[DeviceSplit | None, ...]] = field(default_factory=dict, init=False)
+    _divided_at: dict[tuple[Recipe, ...], tuple[DividedRecipe | None, ...]] = field(default_factory=dict, init=False)
     _runners: dict[int, tuple[Recipe, PartRunner | None]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class Work:
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "meter"}
         # The table takes 4 bytes a sample.
-        made: dict[str, Any] = {"_decoder": None, "_made_splits": {}, "_runners": {}, "_apart": None}
+        made: dict[str, Any] = {"_decoder": None, "_divided_at": {}, "_runners": {}, "_apart": None}
         return state | made | {"table": self.table if self.skip else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -180,24 +180,22 @@ class Work:
         if self.stager is not None:
             return (Column((self.share_bytes,), "uint8"),) * len(self.views_of)
         columns: list[Column] = []
-        for recipe, split, size in zip(self.recipes, self._splits, self._largest_sizes, strict=True):
+        for recipe, divided, size in zip(self.recipes, self.divided_of(self.recipes), self._largest_sizes, strict=True):
             assert size is not None
             shape = *recipe.leading_shape, *size
-            columns.append(Column(shape, "uint8" if split is not None else recipe.storage_dtype.name))
+            columns.append(Column(shape, "uint8" if divided is not None else recipe.storage_dtype.name))
         return tuple(columns)
 
-    @property
-    def _splits(self) -> tuple[DeviceSplit | None, ...]:
-        return self.splits or (None,) * len(self.recipes)
-
-    def splits_of(self, recipes: tuple[Recipe, ...]) -> tuple[DeviceSplit | None, ...]:
-        """Returns the splits of the recipes of one batch."""
-        if not self.splits or recipes == self.recipes:
-            return self._splits
-        if recipes not in self._made_splits:
-            both = zip(recipes, self.splits, strict=True)
-            self._made_splits[recipes] = tuple(split and split_for_device(recipe) for recipe, split in both)
-        return self._made_splits[recipes]
+    def divided_of(self, recipes: tuple[Recipe, ...]) -> tuple[DividedRecipe | None, ...]:
+        """Returns the recipes of one batch, divided as :attr:`divided`."""
+        if not self.divided:
+            return (None,) * len(recipes)
+        if recipes == self.recipes:
+            return self.divided
+        if recipes not in self._divided_at:
+            both = zip(recipes, self.divided, strict=True)
+            self._divided_at[recipes] = tuple(each and divide_recipe(recipe) for recipe, each in both)
+        return self._divided_at[recipes]
 
     def image_sizes(self, epoch: int, size: tuple[int, int]) -> Sizes:
         """Returns the sizes of a batch's images, see :attr:`recipes`, of which the first has that (height, width)."""
@@ -235,37 +233,39 @@ class Work:
         heartbeat: Callable[[], None],
         rows: Int64s | None = None,
     ) -> None:
-        """Makes the samples of some rows, int64 [K], ascending, or of all; see :meth:`run`."""
+        """Makes the samples of some rows, int64 [K], ascending; None: of all. See :meth:`run`."""
         samples = view.samples
         recipes = self.recipes_at(view.image_size, epoch)
-        runner, left = self._runner(recipes), None
-        if self.stager is None and runner is not None:
+        rows = np.arange(len(samples.ids)) if rows is None else rows
+        left = rows  # those that no native call has made
+
+        runner = self._runner(recipes)
+        if runner is not None and self.stager is None:
             left = runner.run(epoch, view, report, self.meter, heartbeat, rows)
-            if left is not None and not left and not self.extras:
+            if not len(left) and not self.extras:
                 return
 
         sinks = self._sinks(recipes, view.images)
-        if self.stager is not None and runner is not None:
+        if runner is not None and self.stager is not None:
             assert isinstance(sinks[0], StagedSink)
             left = runner.plan(epoch, view, self.meter, heartbeat, sinks[0])
 
         part = _Part(epoch, recipes, view, sinks, report, heartbeat)
-        wanted = np.arange(len(samples.ids)) if rows is None else rows
-        others = wanted if left is None else np.array(left, np.int64)
         errors: list[DecodeError | None] = [None] * len(samples.ids)
 
-        if self.extras and len(others) < len(wanted):
-            self._add_extras(part, np.setdiff1d(wanted, others), errors)
-        if len(others):
-            made = self._make(part, others, samples.part(others))
-            for row, error in zip(others.tolist(), made, strict=True):
+        # A native call makes images and labels only.
+        if self.extras and len(left) < len(rows):
+            self._add_extras(part, np.setdiff1d(rows, left), errors)
+        if len(left):
+            found = self._make(part, left, samples.part(left))
+            for row, error in zip(left.tolist(), found, strict=True):
                 errors[row] = error
 
-        if any(errors):
-            for row, error in enumerate(errors):
-                if error is not None:
-                    self._replace(part, row, error)
+        for row, error in enumerate(errors):
+            if error is not None:
+                self._replace(part, row, error)
 
+        # Staged images that did not fit the slot go with the report.
         for number, (sink, of) in enumerate(zip(part.sinks, self.views_of, strict=True)):
             for place, data in sink.close().items():
                 row, which = divmod(place, of.stop - of.start)
@@ -288,8 +288,8 @@ class Work:
                 most = min(stager.max_pixels, stager.outlier_pixels)
                 runner = PartRunner.for_plans(self.reader, recipe, most, self.seed)
             elif self.decoder.name == "cpu":
-                split = self.splits_of(recipes)[0]
-                runner = PartRunner.of(self.reader, recipe, split, self.decoder, self.seed)
+                divided = self.divided_of(recipes)[0]
+                runner = PartRunner.of(self.reader, recipe, divided, self.decoder, self.seed)
             found = self._runners[id(recipe)] = recipe, runner
         return found[1]
 
@@ -298,7 +298,7 @@ class Work:
         if self.stager is not None:
             places = zip(self.views_of, images, strict=True)
             return [StagedSink(self.stager, recipes[of], memory, self.meter) for of, memory in places]
-        splits = self.splits_of(recipes)
+        divided = self.divided_of(recipes)
         sinks: list[Sink] = []
         for of in self.views_of:
             if self.pad is not None and not sinks:
@@ -306,7 +306,7 @@ class Work:
             elif recipes[of][0].output_size is None:  # which a collate_fn takes
                 sinks.append(SampleSink(self.decoder, recipes[of][0], images[of][0], self.meter))
             else:
-                sinks.append(PixelSink(self.decoder, recipes[of], splits[of], images[of], self.meter, self._apart))
+                sinks.append(PixelSink(self.decoder, recipes[of], divided[of], images[of], self.meter, self._apart))
         return sinks
 
     def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:

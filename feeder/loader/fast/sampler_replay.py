@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,20 @@ from feeder.system.text import count
 _DIGEST_BYTES = 8
 _NOTHING = bytes(_DIGEST_BYTES)
 _WRAPPED = ("sampler", "batch_sampler")
+
+
+class _Mark(NamedTuple):
+    """A place between two batches of the epoch.
+
+    Attributes:
+        digest: Of the ids of all batches before.
+        samples: Number of samples in these.
+        own: The sampler's own state there, None if it gives none; until the replay is over, its state at the beginning.
+    """
+
+    digest: bytes = _NOTHING
+    samples: int = 0
+    own: Any = None
 
 
 class Replay:
@@ -52,15 +66,13 @@ class Replay:
         self._rank = rank
         self._start = start
         self._saved = saved
-        self._chain = dict(_chain(sampler))
-        self._stateful = next((s for s in self._chain.values() if is_stateful(s)), None)
-        self._is_there = False
+        self._samplers = dict(_samplers(sampler))
+        self._stateful = next((s for s in self._samplers.values() if is_stateful(s)), None)
+        self._has_started = False  # True once the batches that were handed out before are passed over
         self._generators: dict[str, Any] = {}
         self._global: dict[str, Any] = {}
-        self._digest = _NOTHING
-        self._first = 0
-        self._own: Any = None
-        self._ahead: collections.deque[tuple[bytes, int, Any]] = collections.deque()
+        self._handed_out = _Mark()  # the place behind the last batch that was handed out
+        self._drawn_ahead: collections.deque[_Mark] = collections.deque()  # those behind the batches drawn since
 
     def __len__(self) -> int:
         """Batches of the whole epoch."""
@@ -69,7 +81,7 @@ class Replay:
     @property
     def name(self) -> str:
         """The class of the innermost sampler."""
-        return type([*self._chain.values()][-1]).__name__
+        return type([*self._samplers.values()][-1]).__name__
 
     @property
     def drawn(self) -> list[str]:
@@ -83,23 +95,21 @@ class Replay:
             IndexError: if a sample is out of range.
             TypeError: if a sample is no integer.
         """
-        number, first, digest, size = 0, 0, _NOTHING, self._samples
-        times = np.zeros(size, np.int64)
-        saved = self._saved
+        saved, size = self._saved, self._samples
+        times = np.zeros(size, np.int64)  # how often each sample came
+        number, mark = 0, _Mark()
 
         if saved is not None:
             self._restore(saved)
             if self._stateful is not None and saved.get("own") is not None:
                 self._stateful.load_state_dict(saved["own"])
-                number, first, digest = self._start, saved["samples"], bytes.fromhex(saved["digest"])
+                number, mark = self._start, _Mark(bytes.fromhex(saved["digest"]), saved["samples"])
 
-        self._own = self._own_state()
+        mark = mark._replace(own=self._own_state())
+        self._handed_out = mark
         self._generators = {path: get_state(source) for path, source in self._sources().items()}
-        self._digest = digest
-        self._first = first
 
-        batches = self._begin({} if saved is None else saved["global"])
-        for batch in batches:
+        for batch in self._begin({} if saved is None else saved["global"]):
             ids = sample_numbers(batch)
             if not ids.size:
                 raise ArgumentError(f"the batch sampler's batch {number} is empty; leave such batches out")
@@ -107,38 +117,37 @@ class Replay:
                 raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {size}")
 
             if number == self._start:
-                self._arrive(digest)
+                self._check_start(mark.digest)
             ids = ids % size
             repeats = _repeats(ids, times)
             drawn = (ids + repeats * size).tobytes()
-            digest = hashlib.blake2b(digest + drawn, digest_size=_DIGEST_BYTES).digest()
+            digest = hashlib.blake2b(mark.digest + drawn, digest_size=_DIGEST_BYTES).digest()
+            positions = mark.samples + np.arange(len(ids), dtype=np.int64)
+            mark = mark._replace(digest=digest, samples=mark.samples + len(ids))
 
             number += 1
             if number > self._start:
-                self._ahead.append((digest, first + len(ids), self._own_state()))
-                yield Samples(first + np.arange(len(ids), dtype=np.int64), ids, repeats)
-            else:
-                self._digest = digest
-                self._first = first + len(ids)
-                if saved is not None and saved["rank"] == self._rank and self._first > saved["samples"]:
-                    self._refuse(
-                        f"{count(number, 'batch', 'batches')} from the beginning on make more than the "
-                        f"{count(saved['samples'], 'sample')} handed out"
-                    )
-            first += len(ids)
+                self._drawn_ahead.append(mark._replace(own=self._own_state()))
+                yield Samples(positions, ids, repeats)
+                continue
+
+            # A batch that was handed out before the state was saved.
+            self._handed_out = mark
+            if saved is not None and saved["rank"] == self._rank and mark.samples > saved["samples"]:
+                self._refuse(
+                    f"{count(number, 'batch', 'batches')} from the beginning on make more than the "
+                    f"{count(saved['samples'], 'sample')} handed out"
+                )
 
         if number < self._start:
             given = count(number, "batch", "batches")
             self._refuse(f"the sampler gave {given}, and {self._start} were handed out before")
         if number == self._start:
-            self._arrive(digest)
+            self._check_start(mark.digest)
 
     def handed_out(self) -> None:
         """Counts the next batch as handed out."""
-        digest, first, own = self._ahead.popleft()
-        self._digest = digest
-        self._first = first
-        self._own = own
+        self._handed_out = self._drawn_ahead.popleft()
 
     def state(self) -> dict[str, Any]:
         """Returns the sampler's part of a state, to be saved beside the number of batches handed out.
@@ -147,17 +156,16 @@ class Replay:
             ``rank``; ``digest`` (hexadecimal) of the ``samples`` handed out; ``generators`` and ``global``: the random
             states at the epoch's beginning, by attribute and by package; ``own``: the sampler's state.
         """
-        if not self._is_there and self._saved is not None:
+        if not self._has_started and self._saved is not None:
             return dict(self._saved)
-        if self._is_there:
-            generators, own = self._generators, self._own
-        else:
+        generators, own = self._generators, self._handed_out.own
+        if not self._has_started:
             generators = {path: get_state(source) for path, source in self._sources().items()}
             own = self._own_state()
         return {
             "rank": self._rank,
-            "digest": self._digest.hex(),
-            "samples": self._first,
+            "digest": self._handed_out.digest.hex(),
+            "samples": self._handed_out.samples,
             "generators": generators,
             "global": self._global,
             "own": own,
@@ -173,22 +181,23 @@ class Replay:
         """The generators that are attributes of the sampler, or of one that it wraps."""
         return {
             f"{path}{name}": value
-            for path, sampler in self._chain.items()
+            for path, sampler in self._samplers.items()
             for name, value in getattr(sampler, "__dict__", {}).items()
             if isinstance(value, RandomSource) and not isinstance(value, random.SystemRandom)
         }
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
+        """Gives the sampler's generators the states that the epoch began with."""
         if saved["rank"] != self._rank and (saved["generators"] or saved["global"]):
             self._refuse(f"it has the random state of rank {saved['rank']}, and this is rank {self._rank}")
         sources = self._sources()
         for path, state in saved["generators"].items():
             if path not in sources:
                 self._refuse(f"its sampler had a random generator as {path!r}, and this one has none")
-            self._put(sources[path], state, path)
+            self._set_state(sources[path], state, path)
 
     def _begin(self, states: Mapping[str, Any]) -> Iterator[Any]:
-        """The sampler's iterator, its first batch drawn from these states of the global generators."""
+        """Yields what the sampler gives, its first batch drawn from these states of the global generators."""
         sources = global_sources()
         with self._lent(states):
             before = {name: get_state(source) for name, source in sources.items()}
@@ -202,7 +211,7 @@ class Replay:
             yield first
             first = next(iterator, None)
 
-    def _put(self, source: RandomSource, state: Any, name: str) -> None:
+    def _set_state(self, source: RandomSource, state: Any, name: str) -> None:
         try:
             set_state(source, state)
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -210,24 +219,24 @@ class Replay:
 
     @contextlib.contextmanager
     def _lent(self, states: Mapping[str, Any]) -> Iterator[None]:
-        """The global generators in other states; what they had is put back."""
+        """Gives the global generators other states; at the end they get back those that they had."""
         sources = {name: source for name, source in global_sources().items() if name in states}
         kept = {name: get_state(source) for name, source in sources.items()}
         try:
             for name, source in sources.items():
-                self._put(source, states[name], name)
+                self._set_state(source, states[name], name)
             yield
         finally:
             for name, source in sources.items():
                 set_state(source, kept[name])
 
-    def _arrive(self, digest: bytes) -> None:
-        """Compares what was passed over with what the state says."""
+    def _check_start(self, digest: bytes) -> None:
+        """Compares the batches that were passed over, whose digest is given, with those that the state says."""
         saved = self._saved
         if saved is not None and saved["rank"] == self._rank and saved["digest"] != digest.hex():
             handed_out = count(self._start, "batch", "batches")
             self._refuse(f"of the {handed_out} handed out, the sampler gives other samples now")
-        self._is_there = True
+        self._has_started = True
 
     def _refuse(self, reason: str) -> None:
         raise ArgumentError(
@@ -243,8 +252,8 @@ def check_replay_state(state: Any) -> None:
         raise ArgumentError(f"this state is damaged: expected a sampler's state with {', '.join(kinds)}, got {state!r}")
 
 
-def _chain(sampler: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """A sampler and those that it wraps, by path."""
+def _samplers(sampler: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields a sampler and those that it wraps, each after its path of attributes."""
     seen: set[int] = set()
     while id(sampler) not in seen:
         seen.add(id(sampler))

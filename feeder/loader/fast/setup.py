@@ -14,7 +14,7 @@ from feeder.dataset.mixture import Mixture
 from feeder.dataset.subset import leaves
 from feeder.dataset.target_values import in_padded_batches
 from feeder.decoders.decoder import Decoder
-from feeder.decoders.device.fused import split_for_device
+from feeder.decoders.device.fused import divide_recipe
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
@@ -52,7 +52,7 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     in_workers = collate_fn is not None or (
         (sizes.varies or options.service is not None or isinstance(source, Mixture)) and options.backend == "auto"
     )
-    recipes = [each for part in source.parts or (source,) for each in part.recipe.at(largest, 0).views]
+    recipes = [each for one in source.sources or (source,) for each in one.recipe.at(largest, 0).views]
     decoder = get_decoder(
         options.backend,
         (*recipes, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),
@@ -77,8 +77,7 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
 
     if isinstance(source, Mixture):
         _check_mixed(options, decoder)
-        parts = ((part.reader, part.recipe, decoder.name, part.extras) for part in source.parts)
-        works = tuple(Work(*each, **how) for each in parts)
+        works = tuple(Work(one.reader, one.recipe, decoder.name, one.extras, **how) for one in source.sources)
         return MixedWork(*what, **how, names=source.names, works=works), decoder
 
     if collate_fn is not None:
@@ -91,7 +90,7 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options, sizes)
     elif target is not None and options.pad is None:
-        work.splits = sizes.splits() if sizes.varies else tuple(split_for_device(each) for each in work.recipes)
+        work.divided = sizes.divided() if sizes.varies else tuple(divide_recipe(each) for each in work.recipes)
     return work, decoder
 
 

@@ -77,7 +77,6 @@ class Spans:
 
     def begin(self, span: Span) -> None:
         """Adds a span, in place of those that begin there or later; none if the one before goes on."""
-
         while self._spans and _begins(self._spans[-1]) >= _begins(span):
             self._spans.pop()
         last = self._spans[-1] if self._spans else None
@@ -96,22 +95,20 @@ class Spans:
             ArgumentError: if the batch is not known.
         """
         steps = 0
-        for span, part, here in self._parts(epoch, split):
+        for span, found, here in self._of_epoch(epoch, split):
             if 0 <= step - steps < here:
-                by_bucket = part.consumed_by_bucket(step - steps) if isinstance(part, BucketSplit) else ()
-                return span, Place(epoch, part.consumed(step - steps), tuple(by_bucket))
+                by_bucket = found.consumed_by_bucket(step - steps) if isinstance(found, BucketSplit) else ()
+                return span, Place(epoch, found.consumed(step - steps), tuple(by_bucket))
             steps += here
         raise ArgumentError(f"step must be 0 to {steps - 1}, as epoch {epoch} has {count(steps, 'step')}, got {step}")
 
     def steps(self, epoch: int, split: Callable[[Span, Place], Split]) -> int:
         """Returns the number of batches of an epoch; arguments and errors are those of :meth:`find`."""
-        return sum(here for *_, here in self._parts(epoch, split))
+        return sum(here for *_, here in self._of_epoch(epoch, split))
 
-    def _parts(self, epoch: int, split: Callable[[Span, Place], Split]) -> Iterator[tuple[Span, Split, int]]:
+    def _of_epoch(self, epoch: int, split: Callable[[Span, Place], Split]) -> Iterator[tuple[Span, Split, int]]:
         """Yields the spans of an epoch, the split of each, and its number of batches in the epoch."""
         before = [each for each in self._spans if _begins(each) <= (epoch, 0)]
-        pieces = [(before[-1], Place(epoch))] if before else []
-        pieces += [(each, each.place) for each in self._spans if each.place.epoch == epoch and each.place.start]
         if not before:
             oldest = self._spans[0].place if self._spans else None
             since = (
@@ -120,13 +117,17 @@ class Spans:
                 else f"it is known from {count(oldest.start, 'sample')} into epoch {oldest.epoch} on"
             )
             raise ArgumentError(f"the batches of epoch {epoch} are not known: {since}")
-        for number, (span, place) in enumerate(pieces):
-            part = split(span, place)
-            here = len(part)
-            if number + 1 < len(pieces):
-                end = pieces[number + 1][1]
-                here = part.steps_before(end.start, end.by_bucket)
-            yield span, part, here
+
+        # The epoch begins with the last span before it; those that begin inside it follow.
+        begun = [(before[-1], Place(epoch))]
+        begun += [(each, each.place) for each in self._spans if each.place.epoch == epoch and each.place.start]
+        for number, (span, place) in enumerate(begun):
+            found = split(span, place)
+            here = len(found)
+            if number + 1 < len(begun):
+                end = begun[number + 1][1]
+                here = found.steps_before(end.start, end.by_bucket)
+            yield span, found, here
 
 
 def _span(

@@ -20,10 +20,10 @@ from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import leaves
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.subset_reader import SubsetReader
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.decoder import FIDELITIES
-from feeder.decoders.device.fused import DeviceSplit, split_for_device
+from feeder.decoders.device.fused import DividedRecipe, divide_recipe
 from feeder.errors import ArgumentError
 from feeder.loader.fast.sample_maker import Work
 from feeder.order.buckets import Buckets
@@ -75,7 +75,7 @@ def work_to_json(work: Work) -> dict[str, Any]:
     return {
         "set": where,
         "recipe": recipe,
-        "uint8": [split is not None for split in sent_splits(work)],
+        "uint8": [each is not None for each in sent_divided(work)],
         "extras": extras,
         "exif": exif,
         "modules": modules,
@@ -180,7 +180,7 @@ def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
     work.left_out = left_out
     if any(uint8):
         both = zip(recipes, uint8, strict=True)
-        work.splits = tuple(split_for_device(each) if wanted else None for each, wanted in both)
+        work.divided = tuple(divide_recipe(each) if wanted else None for each, wanted in both)
     return work
 
 
@@ -211,21 +211,21 @@ def _pad(value: Any) -> PadToBatch | None:
     return PadToBatch(**value)
 
 
-def sent_splits(work: Work) -> tuple[DeviceSplit | None, ...]:
-    """Returns the split of each recipe, whose CPU's side is done on servers: uint8 is a quarter of float32 to send.
+def sent_divided(work: Work) -> tuple[DividedRecipe | None, ...]:
+    """Returns each recipe divided, for servers to do the CPU's side: uint8 is a quarter of float32 to send.
 
-    With a device that is the split of local workers, too. Without one, it is there where an affine map of the pixels is
-    all that is left to do, which :meth:`Recipe.affine` says, and which gives the same bits here and there.
+    With a device they are divided as for local workers. Without one, a recipe is divided where an affine map of the
+    pixels is all that is left to do: :meth:`Recipe.affine` gives it, and it gives the same bits here and there.
     """
-    if work.splits:
-        return work.splits
+    if work.divided:
+        return work.divided
     if work.pad is not None:
         return (None,) * len(work.recipes)
     sizes = (work.largest,) if work.groups is None else work.groups.sizes
     epochs = sorted({epoch for recipe in work.recipes for epoch in recipe.phases})
     of_batches = [work.recipes_at(size, epoch) for size in sizes for epoch in epochs]
     of_images = zip(*of_batches, strict=True)
-    return tuple(split_for_device(each[0]) if all(map(_is_affine, each)) else None for each in of_images)
+    return tuple(divide_recipe(each[0]) if all(map(_is_affine, each)) else None for each in of_images)
 
 
 def _is_affine(recipe: Recipe) -> bool:
@@ -249,7 +249,7 @@ def set_to_json(reader: Reader) -> dict[str, Any]:
     Raises:
         ArgumentError: if it is of a class of its own.
     """
-    if isinstance(reader, PartReader):
+    if isinstance(reader, SubsetReader):
         # By their differences: ids of samples in a row pack to nearly nothing.
         steps = np.diff(reader.ids, prepend=0).astype(np.int64)
         ids = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
@@ -283,7 +283,7 @@ def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: i
     kind, of = value.get("kind"), value.get("of")
     if kind == "subset":
         whole = set_from_json(of, here, members, depth + 1)
-        return PartReader(whole, _ids_from_json(value.get("ids"), len(whole)))
+        return SubsetReader(whole, _ids_from_json(value.get("ids"), len(whole)))
     if kind == "sets":
         if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
             raise ArgumentError("these are no sets")

@@ -260,23 +260,25 @@ class BatchWorkers(Supervisor[GenericWorker]):
         except WorkerError as error:
             self._give_up(str(error))
 
+        # It died at the first batch that it owes, or before its epoch began.
         lost = [n for n in self.pending.due(number) if self.pending.by_number[n].is_wanted]
-        first = self.pending.by_number[lost[0]] if lost else None  # at which it died
-        if first is not None:
-            first.failures += worker.has_begun
-        has_begun = worker.state is not None  # in any epoch, or the worker that it replaced had
+        fatal = self.pending.by_number[lost[0]] if lost else None
+        if fatal is not None:
+            fatal.failures += worker.has_begun
+        has_ever_begun = worker.state is not None  # it, or a worker that it replaced
         worker.failed_starts += not worker.has_begun
 
+        # Another one would not get any further.
         code = worker.process.ended()
         advice = None if worker.has_spoken or code is None else worker.process.failed_start(code)
         if (
-            (self._is_iterable and has_begun)
+            (self._is_iterable and has_ever_begun)
             or advice is not None
             or worker.failed_starts >= _SAME_BATCH_LIMIT
-            or (first is not None and first.failures >= _SAME_BATCH_LIMIT)
+            or (fatal is not None and fatal.failures >= _SAME_BATCH_LIMIT)
         ):
-            has_ids = has_begun and not self._is_iterable
-            what = f"; at work on the samples {textwrap.shorten(str(first.index), 200)}" if first and has_ids else ""
+            has_ids = has_ever_begun and not self._is_iterable
+            what = f"; at work on the samples {textwrap.shorten(str(fatal.index), 200)}" if fatal and has_ids else ""
             what += "" if advice is None else f"; {advice}"
             self._give_up(cause + what)
 

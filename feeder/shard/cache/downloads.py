@@ -446,9 +446,9 @@ def _in_blocks(pieces: Iterable[Bytes], size_bytes: int) -> Iterator[list[Block]
         view, blocks = memoryview(piece), list[Block]()
         left -= len(view)
         while len(view):
-            part = view[: BLOCK_BYTES - had_bytes]
-            block.append(part)
-            view, had_bytes = view[len(part) :], had_bytes + len(part)
+            chunk = view[: BLOCK_BYTES - had_bytes]
+            block.append(chunk)
+            view, had_bytes = view[len(chunk) :], had_bytes + len(chunk)
             if had_bytes == BLOCK_BYTES or not (left or len(view)):
                 blocks.append(block)
                 block, had_bytes = [], 0

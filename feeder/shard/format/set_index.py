@@ -179,7 +179,7 @@ class SetIndex:
     def member_place(self, i: int, name: str) -> tuple[int, int, int] | None:
         """The place of one of the sample's fields, as :meth:`place` has that of its image; None if it lacks it."""
         shard, _ = self._located(i)
-        return next(((shard, offset, length) for field, offset, length in self.parts(i) if field == name), None)
+        return next(((shard, offset, length) for field, offset, length in self.stored_fields(i) if field == name), None)
 
     def image_field(self, i: int) -> str:
         """Name of the sample's image field, such as "jpg".
@@ -195,7 +195,7 @@ class SetIndex:
         for number, index in self._each():
             first, _ = self.header.sample_range(number)
             for row in range(index.samples if name in index.fields else 0):
-                for field, offset, length in index.parts(row):
+                for field, offset, length in index.stored_fields(row):
                     if field_name(index, field) == name:
                         yield first + row, number, offset, length
 
@@ -219,7 +219,7 @@ class SetIndex:
         none = np.zeros((0, len(self.targets)) if name == "target" else 0, dtype)
         return np.concatenate([none, *pieces]).astype(dtype, copy=False)
 
-    def checked_parts(self, names: Sequence[str]) -> Iterator[dict[str, AnyArray]]:
+    def checked_columns(self, names: Sequence[str]) -> Iterator[dict[str, AnyArray]]:
         """Yields the columns of some samples at a time, of all in order, compared with their checksums.
 
         Args:
@@ -269,10 +269,10 @@ class SetIndex:
         """Properties of one sample."""
         return self.rows(np.array([i]))
 
-    def parts(self, i: int) -> list[tuple[str, int, int]]:
-        """All fields of a sample as :meth:`ShardIndex.parts` has them, by their names."""
+    def stored_fields(self, i: int) -> list[tuple[str, int, int]]:
+        """All fields of a sample as :meth:`ShardIndex.stored_fields` has them, by their names."""
         index, row = self._one(i)
-        return [(field_name(index, field), offset, length) for field, offset, length in index.parts(row)]
+        return [(field_name(index, field), offset, length) for field, offset, length in index.stored_fields(row)]
 
     def _each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Opens the index of each shard in turn, with its number, and keeps none."""

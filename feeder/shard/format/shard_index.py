@@ -412,7 +412,7 @@ class ShardIndex:
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(self.path, f"its samples that were taken down: {error!r}") from None
 
-    def parts(self, row: int) -> list[tuple[int, int, int]]:
+    def stored_fields(self, row: int) -> list[tuple[int, int, int]]:
         """All fields of a sample, the image first, in the order of its checksum: (number of the field, offset, length)
         in the shard, bytes."""
         record = self.rows()[row]
@@ -448,7 +448,7 @@ class ShardIndex:
             path=details.path,
             source_bytes=details.source_bytes,
             source_row=details.source_row,
-            members=self.parts(row)[1:],
+            members=self.stored_fields(row)[1:],
             row_data=np.array(self.row_data(row), "<u4").tobytes(),
             target=self.column("target")[row].tolist() if self.targets else (),
             **numbers,

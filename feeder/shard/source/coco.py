@@ -84,9 +84,9 @@ def open_coco(
             except ValueError as error:
                 source.reject(path, str(error))
                 continue
-            parts = [spool.add(*field) for field in found]
-            size = status.st_size + sum(part.length for part in parts)
-            source.table.add(os.fsencode(path), size, status.st_mtime_ns, -1, parts)
+            stored = [spool.add(*field) for field in found]
+            size = status.st_size + sum(field.length for field in stored)
+            source.table.add(os.fsencode(path), size, status.st_mtime_ns, -1, stored)
 
     listed = {os.path.splitext(image["file_name"])[0] for image in data["images"]}
     for name in sorted((wanted or set()) - listed):

@@ -214,10 +214,10 @@ def add_files(source: Source, files: Mapping[str, ListedFile], label: int, membe
 
 def add_sample(source: Source, image: ListedFile, label: int, beside: Mapping[str, ListedFile]) -> None:
     """Adds an image to the table, with the files beside it as the fields of its sample, by name."""
-    parts = [source.table.add_file(name, os.fsencode(file.path), file.size_bytes) for name, file in beside.items()]
+    stored = [source.table.add_file(name, os.fsencode(file.path), file.size_bytes) for name, file in beside.items()]
     files = [image, *beside.values()]
     size = sum(file.size_bytes for file in files)
-    source.table.add(os.fsencode(image.path), size, max(file.mtime_ns for file in files), label, parts)
+    source.table.add(os.fsencode(image.path), size, max(file.mtime_ns for file in files), label, stored)
 
 
 def _members_of_photos(files: Mapping[str, ListedFile], images: Sequence[str]) -> dict[str, str]:

@@ -64,9 +64,9 @@ def open_samples(
                 continue
 
             label = labels.add(_label_text(fields.get("cls", b""), name))
-            parts = [spool.add(field, data) for field, data in fields.items()]
-            size = sum(part.length for part in parts)
-            source.table.add(os.fsencode(name), size, NO_FILE, label, parts)
+            stored = [spool.add(field, data) for field, data in fields.items()]
+            size = sum(field.length for field in stored)
+            source.table.add(os.fsencode(name), size, NO_FILE, label, stored)
 
     found = labels.finish_whole(classes)
     source.take_labels(found, "cls")

@@ -24,7 +24,7 @@ def join_rows(source: Source, spool: Spool, lists: Sequence[str], manifest: str)
     """Joins the rows of each path to one sample, at the place of the first.
 
     Args:
-        source: Has a sample for each row, whose last part is its ``json``.
+        source: Has a sample for each row, whose last field is its ``json``.
         spool: The scratch file with these.
         lists: Columns whose values are lists in the ``json`` of each row; those of joined rows follow one another.
         manifest: Name of the manifest.
@@ -39,15 +39,15 @@ def join_rows(source: Source, spool: Spool, lists: Sequence[str], manifest: str)
         rows_of[first].append(i)
 
     def extras(i: int) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(spool.read(table.parts(i)[-1]).decode("utf-8", "surrogateescape"))
+        found: dict[str, Any] = json.loads(spool.read(table.stored_fields(i)[-1]).decode("utf-8", "surrogateescape"))
         return found
 
     def joined(i: int) -> list[StoredField] | None:
         if i in first_of:
             return None
-        parts = table.parts(i)
+        stored = table.stored_fields(i)
         if i not in rows_of:
-            return parts
+            return stored
         whole = extras(i)
         for other in rows_of[i]:
             further = extras(other)
@@ -58,7 +58,7 @@ def join_rows(source: Source, spool: Spool, lists: Sequence[str], manifest: str)
                 )
             for column in lists:
                 whole[column] += further[column]
-        return [*parts[:-1], spool.add("json", json_field(whole))]
+        return [*stored[:-1], spool.add("json", json_field(whole))]
 
     if first_of:
         source.table = table.kept(joined)

@@ -84,26 +84,26 @@ class RemoteSource(Source):
                 self.containers[container] = listed
 
     def read(self, i: int) -> list[tuple[str | None, bytes]]:
-        parts = self.table.parts(i)
-        entry = self._entry(parts[0].container) if parts else None
-        if entry is None or any(part.container != parts[0].container for part in parts):
+        stored = self.table.stored_fields(i)
+        entry = self._entry(stored[0].container) if stored else None
+        if entry is None or any(field.container != stored[0].container for field in stored):
             return super().read(i)
-        start = min(part.offset for part in parts)
-        end = max(part.offset + part.length for part in parts)
-        needed = sum(part.length for part in parts)
+        start = min(field.offset for field in stored)
+        end = max(field.offset + field.length for field in stored)
+        needed = sum(field.length for field in stored)
         if end - start > needed + _GAP_BYTES or needed > self.max_file_bytes:
             return super().read(i)
-        for part in parts:
-            check_length(part.length, self.max_file_bytes, part.field)
+        for field in stored:
+            check_length(field.length, self.max_file_bytes, field.name)
         data = self._get(entry, start, end)
-        return [(part.field or None, data[part.offset - start :][: part.length]) for part in parts]
+        return [(field.name or None, data[field.offset - start :][: field.length]) for field in stored]
 
-    def read_part(self, part: StoredField) -> bytes:
-        entry = self._entry(part.container)
+    def read_field(self, field: StoredField) -> bytes:
+        entry = self._entry(field.container)
         if entry is None:
-            return super().read_part(part)
-        check_length(part.length, self.max_file_bytes, part.field)
-        return self._get(entry, part.offset, part.offset + part.length)
+            return super().read_field(field)
+        check_length(field.length, self.max_file_bytes, field.name)
+        return self._get(entry, field.offset, field.offset + field.length)
 
     def _entry(self, container: int) -> Entry | None:
         """Returns the object that is a container, and must be read from the store; None if it is none."""

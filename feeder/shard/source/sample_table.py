@@ -24,7 +24,7 @@ class StoredField(NamedTuple):
     ``OWN_FILE`` as its container, and as its offset what :meth:`SampleTable.add_file` has returned.
     """
 
-    field: str
+    name: str
     container: int
     offset: int
     length: int
@@ -48,11 +48,11 @@ class SampleTable:
         self.targets: tuple[str, ...] = ()
         self._target = array("f")
         self._rows = array("q")
-        self._part_starts = array("q", [0])
-        self._part_fields = array("H")
-        self._part_containers = array("i")
-        self._part_offsets = array("q")
-        self._part_lengths = array("q")
+        self._field_starts = array("q", [0])
+        self._field_numbers = array("H")
+        self._field_containers = array("i")
+        self._field_offsets = array("q")
+        self._field_lengths = array("q")
         self._files = bytearray()  # paths, each with a zero byte at its end
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class SampleTable:
         size: int,
         mtime_ns: int,
         label: int,
-        parts: Sequence[StoredField] = (),
+        stored: Sequence[StoredField] = (),
         target: Sequence[float] = (),
         row: int | None = None,
     ) -> None:
@@ -72,10 +72,10 @@ class SampleTable:
 
         Args:
             path: The image's file, relative to the source's root, or a name for an image in a container.
-            size: Bytes of the image file (0 if the image is a part) and of all parts.
-            mtime_ns: The image file's modification time; NO_FILE if the image is a part.
+            size: Bytes of the image file (0 if the image is a stored field) and of all stored fields.
+            mtime_ns: The image file's modification time; NO_FILE if the image is a stored field.
             label: Class index, -1 for none.
-            parts: Fields that are in containers.
+            stored: Fields that are in containers, or files beside the image.
             target: One number for each of ``targets``.
             row: The sample's row in its table, from 0; given for all samples or for none.
         """
@@ -89,12 +89,12 @@ class SampleTable:
         self._mtimes.append(mtime_ns)
         self._labels.append(label)
 
-        for part in parts:
-            self._part_fields.append(self.fields.setdefault(part.field, len(self.fields)))
-            self._part_containers.append(part.container)
-            self._part_offsets.append(part.offset)
-            self._part_lengths.append(part.length)
-        self._part_starts.append(len(self._part_fields))
+        for field in stored:
+            self._field_numbers.append(self.fields.setdefault(field.name, len(self.fields)))
+            self._field_containers.append(field.container)
+            self._field_offsets.append(field.offset)
+            self._field_lengths.append(field.length)
+        self._field_starts.append(len(self._field_numbers))
 
     def add_file(self, field: str, path: bytes, size: int) -> StoredField:
         """Takes a file beside an image, and returns its place for :meth:`add`.
@@ -112,21 +112,24 @@ class SampleTable:
         """Path of a file that :meth:`add_file` has taken."""
         return bytes(self._files[offset : self._files.index(b"\0", offset)])
 
-    def kept(self, parts_of: Callable[[int], Sequence[StoredField] | None]) -> SampleTable:
+    def kept(self, fields_of: Callable[[int], Sequence[StoredField] | None]) -> SampleTable:
         """Returns a table of some of the samples, with the same files beside them.
 
         Args:
-            parts_of: Returns the parts of a sample from now on; None to leave it out. Called once for each, in order.
+            fields_of: Returns a sample's stored fields from now on; None to leave it out. Called once for each sample,
+                in order.
         """
         found = SampleTable()
         found.targets = self.targets
         found._files = self._files
         for i in range(len(self)):
-            parts = parts_of(i)
-            if parts is not None:
+            stored = fields_of(i)
+            if stored is not None:
                 row = self.row(i) if self.is_numbered else None
-                size = self.size(i) + sum(part.length for part in parts) - sum(part.length for part in self.parts(i))
-                found.add(self.path(i), size, self._mtimes[i], self.label(i), parts, self.target(i), row)
+                grown = sum(field.length for field in stored) - sum(field.length for field in self.stored_fields(i))
+                found.add(
+                    self.path(i), self.size(i) + grown, self._mtimes[i], self.label(i), stored, self.target(i), row
+                )
         return found
 
     def path(self, i: int) -> bytes:
@@ -168,23 +171,23 @@ class SampleTable:
             targets = np.frombuffer(self._target, np.float32).reshape(-1, len(self.targets))
             found._target = array("f", targets[ids].tobytes())
 
-        starts, places = _gathered(self._part_starts, ids)
-        found._part_starts = array("q", starts.tobytes())
-        for name in ("_part_fields", "_part_containers", "_part_offsets", "_part_lengths"):
+        starts, places = _gathered(self._field_starts, ids)
+        found._field_starts = array("q", starts.tobytes())
+        for name in ("_field_numbers", "_field_containers", "_field_offsets", "_field_lengths"):
             setattr(found, name, _taken(getattr(self, name), places))
 
-        containers = np.frombuffer(found._part_containers, np.int32)
+        containers = np.frombuffer(found._field_containers, np.int32)
         used = np.unique(containers[containers != OWN_FILE])
         for k, container in enumerate(containers.tolist()):
             if container == OWN_FILE:
-                path = self.file(found._part_offsets[k])
-                found._part_offsets[k] = found.add_file("", path, found._part_lengths[k]).offset
+                path = self.file(found._field_offsets[k])
+                found._field_offsets[k] = found.add_file("", path, found._field_lengths[k]).offset
         shared = containers != OWN_FILE
         renumbered = np.where(shared, np.searchsorted(used, containers), OWN_FILE).astype(np.int32)
-        found._part_containers = array("i", renumbered.tobytes())
+        found._field_containers = array("i", renumbered.tobytes())
         return found, used.tolist()
 
-    def move_parts(self, container: int, read: Callable[[int, int], bytes]) -> bytes:
+    def move_fields(self, container: int, read: Callable[[int, int], bytes]) -> bytes:
         """Copies the fields in a container to one that has nothing else, and returns its bytes.
 
         Args:
@@ -192,10 +195,10 @@ class SampleTable:
             read: Returns bytes of the container, given their offset and their number.
         """
         moved = bytearray()
-        for k, other in enumerate(self._part_containers):
+        for k, other in enumerate(self._field_containers):
             if other == container:
-                data = read(self._part_offsets[k], self._part_lengths[k])
-                self._part_offsets[k] = len(moved)
+                data = read(self._field_offsets[k], self._field_lengths[k])
+                self._field_offsets[k] = len(moved)
                 moved += data
         return bytes(moved)
 
@@ -205,17 +208,17 @@ class SampleTable:
         return bool(self._files) or any(self.has_file(i) for i in range(len(self)))
 
     def has_file(self, i: int) -> bool:
-        """Returns whether the image of sample ``i`` is a file, not a part."""
+        """Returns whether the image of sample ``i`` is a file, not a stored field."""
         return self._mtimes[i] != NO_FILE
 
     def size(self, i: int) -> int:
         """Bytes of sample ``i`` in the source."""
         return self._sizes[i]
 
-    def parts(self, i: int) -> list[StoredField]:
-        """Fields of sample ``i`` that are in containers."""
-        names, span = list(self.fields), slice(self._part_starts[i], self._part_starts[i + 1])
-        columns = (self._part_fields, self._part_containers, self._part_offsets, self._part_lengths)
+    def stored_fields(self, i: int) -> list[StoredField]:
+        """Fields of sample ``i`` that are in containers, or files beside the image."""
+        names, span = list(self.fields), slice(self._field_starts[i], self._field_starts[i + 1])
+        columns = (self._field_numbers, self._field_containers, self._field_offsets, self._field_lengths)
         rows = zip(*(column[span] for column in columns), strict=True)
         return [StoredField(names[field], *place) for field, *place in rows]
 
@@ -224,13 +227,13 @@ class SampleTable:
         names = list(self.fields)
         groups: dict[frozenset[str], array[int]] = {}
         for i in range(len(self)):
-            fields = self._part_fields[self._part_starts[i] : self._part_starts[i + 1]]
+            fields = self._field_numbers[self._field_starts[i] : self._field_starts[i + 1]]
             groups.setdefault(frozenset(map(names.__getitem__, fields)), array("q")).append(i)
         return groups
 
     def field_counts(self) -> dict[str, int]:
         """Number of samples with each field, by name."""
-        numbers = np.frombuffer(self._part_fields, np.uint16)
+        numbers = np.frombuffer(self._field_numbers, np.uint16)
         return dict(zip(self.fields, np.bincount(numbers, minlength=len(self.fields)).tolist(), strict=True))
 
     def relabel(self, mapping: Int64s) -> None:
@@ -251,7 +254,7 @@ class SampleTable:
         return np.frombuffer(self._sizes, np.int64)
 
     def mtimes(self) -> Int64s:
-        """Modification time of every sample, int64 [N], ns since 1970, NO_FILE for a part; a view."""
+        """Modification time of every sample, int64 [N], ns since 1970, NO_FILE for an image that is none; a view."""
         return np.frombuffer(self._mtimes, np.int64)
 
     def labels(self) -> Int64s:

@@ -212,7 +212,9 @@ class Source:
         for number, container in enumerate(self.containers):
             if container.path.startswith(inside):
                 with open(container.path, "rb", opener=open_regular) as file:
-                    data = self.table.move_parts(number, lambda offset, length: os.pread(file.fileno(), length, offset))
+                    data = self.table.move_fields(
+                        number, lambda offset, length: os.pread(file.fileno(), length, offset)
+                    )
                 self.containers[number] = Container("", len(data), 0, data=data)
 
     def missing_path(self) -> str | None:
@@ -231,12 +233,12 @@ class Source:
             ValueError: if it is too large, or large and not an image.
             MemoryError: naming the file.
         """
-        parts = self.table.parts(i)
+        stored = self.table.stored_fields(i)
         fields: list[tuple[str | None, bytes]] = []
         if self.table.has_file(i):
-            file_bytes = self.table.size(i) - sum(part.length for part in parts)
+            file_bytes = self.table.size(i) - sum(field.length for field in stored)
             fields.append((None, self._read_file(self.table.path(i), file_bytes)))
-        fields += [(part.field or None, self.read_part(part)) for part in parts]
+        fields += [(field.name or None, self.read_field(field)) for field in stored]
         return fields
 
     def close(self) -> None:
@@ -252,43 +254,43 @@ class Source:
             raise _changed(full, f"{size} bytes", f"{len(data)} bytes")
         return data
 
-    def read_part(self, part: StoredField) -> bytes:
+    def read_field(self, field: StoredField) -> bytes:
         """Reads one of the fields that the table has of a sample; raises what :meth:`read` raises."""
-        if part.container == OWN_FILE:
+        if field.container == OWN_FILE:
             try:
-                return self._read_file(self.table.file(part.offset), part.length)
+                return self._read_file(self.table.file(field.offset), field.length)
             except ValueError as error:
-                raise ValueError(f"its {part.field}: {error}") from None
-        container = self.containers[part.container]
-        descriptor = self._descriptors.get(part.container)
-        check_length(part.length, self.max_file_bytes, part.field)
+                raise ValueError(f"its {field.name}: {error}") from None
+        container = self.containers[field.container]
+        descriptor = self._descriptors.get(field.container)
+        check_length(field.length, self.max_file_bytes, field.name)
         if container.data is not None:
-            data = container.data[part.offset : part.offset + part.length]
+            data = container.data[field.offset : field.offset + field.length]
         elif descriptor is not None:
-            data = self._pread(descriptor, part)
+            data = self._pread(descriptor, field)
         else:
             opened = open_regular(container.copy or container.path)
             kept = False
             try:
-                data = self._pread(opened, part)
+                data = self._pread(opened, field)
                 # Two threads may race to open it, and thousands of containers would exhaust the descriptors.
                 if len(self._descriptors) < _OPEN_CONTAINERS:
-                    kept = self._descriptors.setdefault(part.container, opened) == opened
+                    kept = self._descriptors.setdefault(field.container, opened) == opened
             finally:
                 if not kept:
                     os.close(opened)
-        if len(data) != part.length:
-            raise _changed(container.path, f"{part.length} bytes at byte {part.offset}", f"{len(data)}")
+        if len(data) != field.length:
+            raise _changed(container.path, f"{field.length} bytes at byte {field.offset}", f"{len(data)}")
         return data
 
-    def _pread(self, descriptor: int, part: StoredField) -> bytes:
-        path = self.containers[part.container].path
+    def _pread(self, descriptor: int, field: StoredField) -> bytes:
+        path = self.containers[field.container].path
         try:
-            if not part.field or is_image_field(part.field):
-                check_size(descriptor, part.offset, part.length, max_bytes=self.max_file_bytes)
-            return os.pread(descriptor, part.length, part.offset)
+            if not field.name or is_image_field(field.name):
+                check_size(descriptor, field.offset, field.length, max_bytes=self.max_file_bytes)
+            return os.pread(descriptor, field.length, field.offset)
         except MemoryError:
-            place = f"{part.length:,} bytes at byte {part.offset}"
+            place = f"{field.length:,} bytes at byte {field.offset}"
             raise MemoryError(f"{path}: not enough memory for {place}") from None
         except OSError as error:  # an error of a descriptor has no file name
             raise OSError(error.errno, error.strerror, path) from None
@@ -346,7 +348,7 @@ def reject_samples(source: Source, reasons: Mapping[int, str]) -> None:
     table = source.table
     for i in sorted(reasons):
         source.reject(table.path(i), reasons[i])
-    source.table = table.kept(lambda i: None if i in reasons else table.parts(i))
+    source.table = table.kept(lambda i: None if i in reasons else table.stored_fields(i))
 
 
 def _hash64(data: bytes) -> int:

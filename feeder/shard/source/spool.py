@@ -35,16 +35,16 @@ class Spool:
         self._writing.__exit__(*error)
         self._source.content_digest = self._hash.hexdigest()
 
-    def add(self, field: str, data: bytes) -> StoredField:
+    def add(self, name: str, data: bytes) -> StoredField:
         """Appends a field's bytes and returns their place."""
-        part = StoredField(field, self._container, self._size, len(data))
+        field = StoredField(name, self._container, self._size, len(data))
         self._file.write(data)
-        self._hash.update(field.encode("utf-8", "surrogateescape") + b"\0%d\0" % len(data) + data)
+        self._hash.update(name.encode("utf-8", "surrogateescape") + b"\0%d\0" % len(data) + data)
         self._size += len(data)
-        return part
+        return field
 
-    def read(self, part: StoredField) -> bytes:
+    def read(self, field: StoredField) -> bytes:
         """Reads the bytes of a field that was appended before."""
         self._file.flush()
         with open(self._file.name, "rb", buffering=0) as file:
-            return os.pread(file.fileno(), part.length, part.offset)
+            return os.pread(file.fileno(), field.length, field.offset)

@@ -318,12 +318,12 @@ class _Listing:
             image_path = image_path or image.get("path")
             image = image.get("bytes")
             is_file = image is None and bool(image_path) and not self._source.is_remote
-        parts: list[StoredField] = []
+        stored: list[StoredField] = []
         size, mtime_ns = 0, NO_FILE
         if not is_file:
             if image is None and (outcome := row.get("status")) in _FAILED:
                 raise _Unusable(f"img2dataset {outcome}: {row.get('error_message')}", is_bad=False)
-            parts.append(self._spool.add("", self._image_bytes(image)))
+            stored.append(self._spool.add("", self._image_bytes(image)))
             shown = f"{name}/{image_path}" if image_path else name
         else:
             found = found or self._image_file(number, image_path)
@@ -334,13 +334,13 @@ class _Listing:
             raise _Unusable(str(error)) from None
         if extras:
             try:
-                parts.append(self._spool.add("json", json_field(extras)))
+                stored.append(self._spool.add("json", json_field(extras)))
             except (TypeError, ValueError) as error:
                 raise _Unusable(f"its further columns can't be written as JSON: {error}") from None
-        size += sum(part.length for part in parts)
+        size += sum(field.length for field in stored)
         label = -1 if self._labels is None else self._labels.add(row.get(columns.label or ""))
         self._target.extend(target)
-        self._source.table.add(os.fsencode(shown), size, mtime_ns, label, parts, row=number - 1)
+        self._source.table.add(os.fsencode(shown), size, mtime_ns, label, stored, row=number - 1)
 
     def _image_bytes(self, image: Any) -> bytes:
         column = self._columns.image

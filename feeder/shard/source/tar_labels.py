@@ -51,28 +51,28 @@ class TarLabels:
         self._found = 0
         self._unreadable = array("q")  # samples whose ``cls`` field is not text
 
-    def take(self, pread: Callable[[int, int], bytes], parts: dict[str, StoredField]) -> int:
+    def take(self, pread: Callable[[int, int], bytes], stored: dict[str, StoredField]) -> int:
         """Takes the label of a tar's next sample and returns its code.
 
         Args:
             pread: Returns bytes of the tar: takes their number and their offset.
-            parts: The sample's fields.
+            stored: The sample's fields.
 
         Raises:
             ValueError: for a target that is not a number.
         """
-        columns, part = self._columns, parts.get("cls")
+        columns, field = self._columns, stored.get("cls")
         if not columns.has_labels:
             return -1
         if not columns.label and not columns.targets:
-            if part is None:
+            if field is None:
                 return self._column.add(None)
-            text = label_text(pread(min(part.length, LABEL_BYTES + 1), part.offset))
+            text = label_text(pread(min(field.length, LABEL_BYTES + 1), field.offset))
             if text is None:
                 self._unreadable.append(len(self._source.table))
             self._found += 1
             return self._column.add(text)
-        row = _json_row(pread, parts.get("json"))
+        row = _json_row(pread, stored.get("json"))
         self._found += any(name in row for name in (columns.label, *columns.targets))
         self._target.extend([target_number(row.get(name), f"{name!r} of the json field") for name in columns.targets])
         return self._column.add(row.get(columns.label)) if columns.label else -1
@@ -127,18 +127,18 @@ class TarLabels:
         return reasons
 
 
-def _json_row(pread: Callable[[int, int], bytes], part: StoredField | None) -> dict[str, Any]:
+def _json_row(pread: Callable[[int, int], bytes], field: StoredField | None) -> dict[str, Any]:
     """Parses a ``json`` field; empty if the sample has none, or if it is not an object.
 
     Raises:
         ValueError: if it is not JSON, or too large, or nested too deeply.
     """
-    if part is None:
+    if field is None:
         return {}
-    if part.length > LARGE_BYTES:  # before memory is allocated for it
-        raise ValueError(f"its json has {part.length:,} bytes, more than {LARGE_BYTES:,}")
+    if field.length > LARGE_BYTES:  # before memory is allocated for it
+        raise ValueError(f"its json has {field.length:,} bytes, more than {LARGE_BYTES:,}")
     try:
-        row = json.loads(pread(part.length, part.offset))
+        row = json.loads(pread(field.length, field.offset))
     except RecursionError:
         raise ValueError("its json is nested too deeply") from None
     return row if isinstance(row, dict) else {}

@@ -366,7 +366,7 @@ class _Listing:
         self._tar = tar
         self._pread = pread
         self._key = ""
-        self._parts: dict[str, StoredField] = {}
+        self._stored: dict[str, StoredField] = {}
         self._broken: str | None = None
         self._place = self._next_place = _SOUND
         has_seam = False
@@ -413,37 +413,37 @@ class _Listing:
         if not member.name:  # members are lost here
             self._place = self._next_place = _DAMAGED
 
-    def _add(self, key: str, part: StoredField | str) -> None:
+    def _add(self, key: str, field: StoredField | str) -> None:
         """Takes the next member, or the reason why it was refused."""
         if key != self._key:
             self._finish()
             self._key = key
             self._place = self._next_place
         self._next_place = _SOUND
-        if isinstance(part, str):
-            self._broken = part
-        elif part.field in self._parts:
-            self._broken = f"two fields named {part.field!r}"
+        if isinstance(field, str):
+            self._broken = field
+        elif field.name in self._stored:
+            self._broken = f"two fields named {field.name!r}"
         else:
-            self._parts[part.field] = part
+            self._stored[field.name] = field
 
     def _finish(self) -> None:
         """Adds the sample to the table, or rejects it."""
-        path, parts, broken = f"{self._tar}/{self._key}", self._parts, self._broken
-        self._parts = {}
+        path, stored, broken = f"{self._tar}/{self._key}", self._stored, self._broken
+        self._stored = {}
         self._broken = None
-        if not parts and not broken:
+        if not stored and not broken:
             return
-        broken = broken or lacks_image(parts, self.image_fields)
+        broken = broken or lacks_image(stored, self.image_fields)
         if broken:
             self.source.reject(path, broken)
             return
         try:
-            label = self.labels.take(self._pread, parts)
+            label = self.labels.take(self._pread, stored)
         except ValueError as error:
             self.source.reject(path, f"no label: {error}")
             return
         if self._place != _SOUND:
             (self.damaged if self._place == _DAMAGED else self.joined).append(len(self.source.table))
-        size = sum(part.length for part in parts.values())
-        self.source.table.add(os.fsencode(path), size, NO_FILE, label, list(parts.values()))
+        size = sum(field.length for field in stored.values())
+        self.source.table.add(os.fsencode(path), size, NO_FILE, label, list(stored.values()))

@@ -70,8 +70,8 @@ def open_voc(
     with Spool(source, spool_path) as spool:
         for image, boxes in found:
             boxes = {name: boxes.get(name, [None] * len(boxes["boxes"])) for name in lists}
-            part = spool.add(BOXES, json_field(boxes | {"labels": [numbers[name] for name in boxes["labels"]]}))
-            source.table.add(os.fsencode(image.path), image.size_bytes + part.length, image.mtime_ns, -1, [part])
+            field = spool.add(BOXES, json_field(boxes | {"labels": [numbers[name] for name in boxes["labels"]]}))
+            source.table.add(os.fsencode(image.path), image.size_bytes + field.length, image.mtime_ns, -1, [field])
     return source
 
 

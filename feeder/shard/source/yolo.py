@@ -79,8 +79,8 @@ def open_yolo(
             except ValueError as error:
                 source.reject(image.path, str(error))
                 continue
-            part = spool.add(BOXES, json_field(found))
-            source.table.add(os.fsencode(image.path), image.size_bytes + part.length, image.mtime_ns, -1, [part])
+            field = spool.add(BOXES, json_field(found))
+            source.table.add(os.fsencode(image.path), image.size_bytes + field.length, image.mtime_ns, -1, [field])
 
     source.rejected = [
         each._replace(bad=False) if _CLASS_FILE.fullmatch(os.path.basename(each.path)) else each

@@ -154,12 +154,12 @@ def tls_context() -> ssl.SSLContext:
 
 def proxy_of(url: str) -> str:
     """Returns the proxy that the environment names for a URL; empty for none."""
-    parts, proxies = urllib.parse.urlsplit(url), urllib.request.getproxies_environment()
-    host = parts.hostname or ""
+    pieces, proxies = urllib.parse.urlsplit(url), urllib.request.getproxies_environment()
+    host = pieces.hostname or ""
     is_direct = any(_is_in(host, each.strip()) for each in proxies.get("no", "").split(","))
     if is_direct or urllib.request.proxy_bypass(host):
         return ""
-    return proxies.get(parts.scheme) or proxies.get("all") or ""
+    return proxies.get(pieces.scheme) or proxies.get("all") or ""
 
 
 def base_url(url: Url) -> str:

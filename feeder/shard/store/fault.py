@@ -108,8 +108,8 @@ def _of_status(number: int, status: str, body: str) -> Fault:
     """Returns the fault of an answer that is an error."""
     code = _CODE.search(body)
     message = _MESSAGE.search(body)
-    parts = [status, code[1] if code else "", (message[1] or message[2]) if message else ""]
-    reason = ": ".join(part for part in parts if part)
+    pieces = [status, code[1] if code else "", (message[1] or message[2]) if message else ""]
+    reason = ": ".join(piece for piece in pieces if piece)
     name = code[1] if code else ""
     if _EXPIRED.search(name) or (number == 401 and not name):
         return Fault(FaultKind.EXPIRED, reason, "get new credentials and run again")

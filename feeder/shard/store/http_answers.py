@@ -74,11 +74,11 @@ def redirect_of(
         ConnectionError: if it does not answer, or there is no such host: the next attempt may succeed.
     """
     try:
-        parts, addresses, port = _resolved(url)
-        connection = _connection(parts, addresses, port)
+        pieces, addresses, port = _resolved(url)
+        connection = _connection(pieces, addresses, port)
         headers = {"Range": "bytes=0-0", "Accept-Encoding": "identity"} | headers
         with contextlib.closing(connection):
-            _, response = answer_of(connection, parts._replace(scheme="", netloc="").geturl(), headers, request_s)
+            _, response = answer_of(connection, pieces._replace(scheme="", netloc="").geturl(), headers, request_s)
             location = response.getheader("Location") if 300 <= response.status < 400 else None
             seconds = response.getheader("Retry-After", "") if response.status == 429 else ""
             response.close()
@@ -111,17 +111,17 @@ def redirect_of(
 
 
 def _resolved(url: str) -> tuple[urllib.parse.SplitResult, list[str], int]:
-    """Returns a URL's parts, and addresses and port of its host; raises ValueError if it is not one."""
-    parts = urllib.parse.urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    return parts, addresses_of(parts.hostname or "", port), port
+    """Returns a URL's pieces, and addresses and port of its host; raises ValueError if it is not one."""
+    pieces = urllib.parse.urlsplit(url)
+    port = pieces.port or (443 if pieces.scheme == "https" else 80)
+    return pieces, addresses_of(pieces.hostname or "", port), port
 
 
-def _connection(parts: urllib.parse.SplitResult, addresses: list[str], port: int) -> Connection:
+def _connection(pieces: urllib.parse.SplitResult, addresses: list[str], port: int) -> Connection:
     """Connects to a host at its addresses."""
-    host = parts.hostname or ""
+    host = pieces.hostname or ""
     channel = _connected(addresses, port, CONNECT_S)
-    if parts.scheme == "http":
+    if pieces.scheme == "http":
         connection = Connection(host, port)
     else:
         context = tls_context()

@@ -47,10 +47,10 @@ def local_path(text: str) -> str:
     """
     if not text.lower().startswith("file://"):
         return text
-    parts = urllib.parse.urlsplit(text)
-    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+    pieces = urllib.parse.urlsplit(text)
+    if pieces.netloc not in ("", "localhost") or pieces.query or pieces.fragment:
         raise ArgumentError("a file:// URL names a path of this machine, as in file:///data/set; use the path itself")
-    return urllib.parse.unquote(parts.path)
+    return urllib.parse.unquote(pieces.path)
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,7 @@ class Encoder:
         packed, reason = self._pack(data)
         if packed is not None:
             return EncodedImage(packed, info._replace(extension="fpk"), "packed")
+
         encoded = _seekable(data, info, self._options, f"seekable (not packed: {reason})")
         if reason != "progressive" or self._options.progressive != "sequential" or encoded.data is data:
             return encoded
@@ -216,6 +217,7 @@ class Encoder:
 
 
 def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str) -> EncodedImage:
+    """Rewrites a JPEG losslessly as a seekable one, with that outcome; keeps one of a kind that can't be rewritten."""
     from feeder._native import Status, Unsupported, transcode
 
     try:
@@ -231,6 +233,7 @@ def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str
 
 
 def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> EncodedImage:
+    """Decodes an image with Pillow, makes it smaller, and encodes it as the options say."""
     from PIL import Image
 
     try:
@@ -244,15 +247,18 @@ def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> EncodedIm
             exif = metadata["exif"] = EXIF_HEAD + exif
     except Exception as error:  # Pillow raises nearly any error on damaged files
         raise ValueError(f"damaged {info.extension}: {error}") from None
+
     longest = max(image.size)
     if options.max_side is not None and longest > options.max_side:
         width, height = (max(1, round(side * options.max_side / longest)) for side in image.size)
         image = image.resize((width, height), Image.Resampling.LANCZOS)
+
     buffer = io.BytesIO()
     if options.mode == "raw":
         np.save(buffer, np.asarray(image), allow_pickle=False)
         return EncodedImage(buffer.getvalue(), ImageInfo("npy", image.width, image.height, info.orientation), "raw")
-    # Orientation is recorded, never applied to the pixels.
+
+    # Orientation is recorded, never applied to the pixels. EXIF that says another one, or is too long, is replaced.
     if len(exif) > _MAX_EXIF_BYTES or info.orientation != jpeg_orientation([exif] if exif else [], None):
         oriented = Image.Exif()
         oriented[0x0112] = info.orientation

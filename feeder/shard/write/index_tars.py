@@ -201,7 +201,7 @@ def _index(source: Source, names: list[str], path: str, shown: str, copy: SetCop
         progress.note(note)
     own: list[list[int]] = [[] for _ in names]
     for i in range(len(table)):
-        own[table.parts(i)[0].container].append(i)
+        own[table.stored_fields(i)[0].container].append(i)
     builders = [IndexBuilder(table.targets) for _ in names]
     sums = []
     encoder = Encoder(EncodeOptions("keep"))
@@ -237,10 +237,10 @@ def _index(source: Source, names: list[str], path: str, shown: str, copy: SetCop
 
 def _add(source: Source, i: int, tar: str, builder: IndexBuilder, encoder: Encoder) -> str | None:
     """Adds a sample to its tar's rows; returns the reason if it must be rejected."""
-    parts = source.table.parts(i)
+    stored = source.table.stored_fields(i)
     try:
-        read = zip(parts, source.read(i), strict=True)
-        fields = {part.field: (part.field, part.offset, data) for part, (_, data) in read}
+        read = zip(stored, source.read(i), strict=True)
+        fields = {field.name: (field.name, field.offset, data) for field, (_, data) in read}
         image = fields.pop(next(name for name in source.image_fields if name in fields))
         info = image_info(image[-1])
         if not is_whole(image[-1], info):

@@ -1,4 +1,4 @@
-"""The output folder of ``feeder shard``, with the plan and the finished parts of an unfinished run.
+"""The output folder of ``feeder shard``, with the plan and the records of an unfinished run.
 
 Note [Resume]
 While a run is unfinished, ``.work`` holds its plan (settings, and a digest of the inputs with sizes and times), and a
@@ -8,7 +8,7 @@ that exists is finished. ``manifest.json`` is written when everything else is on
 A run that adds samples to a finished set has its plan and records there, too. The set's header does not name its shards
 until all are written, so that a killed run leaves the set as it was.
 
-When a set is replaced, its parts and shards are removed first, and its manifest once the new plan is written. So the
+When a set is replaced, its records and shards are removed first, and its manifest once the new plan is written. So the
 folder always holds a manifest or a plan, and a killed run does not make it look like a foreign folder.
 """
 
@@ -92,7 +92,7 @@ class OutputFolder(SetCopy):
                         with contextlib.suppress(OSError):
                             os.unlink(folder.file(_LOCK))
 
-    def part(self, name: str) -> str:
+    def work_file(self, name: str) -> str:
         """Full path of a file that an unfinished run needs."""
         return os.path.join(self.work, name)
 
@@ -165,7 +165,7 @@ class OutputFolder(SetCopy):
         """
         name = written.record.name
         os.replace(index_path(folder, name), index_path(self.path, name))
-        os.replace(os.path.join(folder, record_name(name)), self.part(record_name(name)))
+        os.replace(os.path.join(folder, record_name(name)), self.work_file(record_name(name)))
         fsync_folder(self.work)
         fsync_folder(self.path)
         os.replace(os.path.join(folder, name), self.file(name))
@@ -270,7 +270,7 @@ class OutputFolder(SetCopy):
 
     def _new_attempts(self) -> str:
         """Path of a folder for attempts that does not exist."""
-        return self.part(f"{_ATTEMPTS}{os.urandom(8).hex()}")
+        return self.work_file(f"{_ATTEMPTS}{os.urandom(8).hex()}")
 
     def _remove_attempts(self, path: str) -> None:
         """Removes a folder of attempts, under another name: a node that still writes to it can then add nothing."""
@@ -283,7 +283,7 @@ class OutputFolder(SetCopy):
         """Removes the temporary files of runs that were killed."""
         for name in os.listdir(self.work):
             if name.startswith(_ATTEMPTS):
-                self._remove_attempts(self.part(name))
+                self._remove_attempts(self.work_file(name))
         for folder in (self.path, self.work):
             for name in os.listdir(folder):
                 if name.endswith(TEMPORARY_SUFFIX) and (folder == self.work or is_ours(name)):

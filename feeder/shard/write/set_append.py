@@ -122,14 +122,14 @@ def _append(
         shutil.copyfileobj(old, file)
     folder.publish(earlier)
 
-    next_header = folder.part(INDEX_NAME)
+    next_header = folder.work_file(INDEX_NAME)
     write_set(next_header, records, classes, before=index.header, folder=folder.path)
     appended = [*before.source.get(_APPENDED, ()), digest]
     manifest = run.manifest(written, next_header, classes, before.source | {_APPENDED: appended})
     run.write_rejected(written)
     manifest.write(folder.work)
-    os.replace(folder.part(MANIFEST_NAME), folder.part(_NEXT_MANIFEST))
-    folder.publish(folder.file(REJECTED_NAME), folder.part(_NEXT_MANIFEST))
+    os.replace(folder.work_file(MANIFEST_NAME), folder.work_file(_NEXT_MANIFEST))
+    folder.publish(folder.file(REJECTED_NAME), folder.work_file(_NEXT_MANIFEST))
 
     os.replace(next_header, header)  # which makes the samples part of the set
     folder.publish(header)
@@ -189,7 +189,7 @@ def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
 
 def _complete(folder: OutputFolder) -> None:
     """Puts the manifest of a version in place if the version's header is."""
-    pending = folder.part(_NEXT_MANIFEST)
+    pending = folder.work_file(_NEXT_MANIFEST)
     if not os.path.exists(pending):
         return
     if json.loads(read_regular(pending))["index"]["sha256"] == file_sha256(folder.file(INDEX_NAME)):

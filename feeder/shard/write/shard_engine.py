@@ -40,7 +40,7 @@ def write_in_threads(
         ids = ordered_ids(job.positions, len(source.table), options).tolist()
         written = write_shard(job, source, ids, folder.path, folder.work, advance)
         # The record first: what a killed run leaves in a store is known by it.
-        record = folder.part(record_name(job.name))
+        record = folder.work_file(record_name(job.name))
         folder.publish(record, index_path(folder.path, job.name), folder.file(job.name))
         return written
 

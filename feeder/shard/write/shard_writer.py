@@ -131,8 +131,8 @@ def write_shard(
 
         written = writer.finished(ShardRecord(job.name, len(writer.builder), tar.size_bytes, checksum))
         writer.builder.write(index_path(folder, job.name), tar.blocks.sums(), tar.size_bytes, codebooks)
-        with atomic_file(os.path.join(records, record_name(job.name))) as part:
-            part.write(written.to_json())
+        with atomic_file(os.path.join(records, record_name(job.name))) as record:
+            record.write(written.to_json())
     return written
 
 

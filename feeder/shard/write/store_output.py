@@ -48,13 +48,13 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
         if appends and entry_of(output.store, MANIFEST_NAME) is None:
             raise ShardError(f"{output.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
         if not appends:
-            output.fetch_all(with_parts=False)
+            output.fetch_all(with_unfinished=False)
             output.refuse_foreign()
         with StoreLock.held(output.store) as output.lock:
             if appends:
                 output.fetch_newest()
             else:
-                output.fetch_all(with_parts=True)
+                output.fetch_all(with_unfinished=True)
             yield output
 
 
@@ -66,7 +66,7 @@ def previewed_output(out: str, *, force: bool) -> Iterator[OutputFolder]:
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(scratch, force=force, store=open_store(out, writes=True))
-        output.fetch_all(with_parts=False)
+        output.fetch_all(with_unfinished=False)
         yield output
 
 
@@ -85,22 +85,22 @@ class StoreOutput(OutputFolder):
         """Brings to the folder the header and the manifest of a finished set, and what an unfinished run that adds
         shards to it has left."""
         self._clear()
-        parts = list(self.store.list(self._key(self.work)))
-        records = [os.path.basename(part.key) for part in parts]
+        unfinished = list(self.store.list(self._key(self.work)))
+        records = [os.path.basename(entry.key) for entry in unfinished]
         added = [record.removesuffix(".json") for record in records if record.endswith(".tar.json")]
         names = [INDEX_NAME, MANIFEST_NAME, REJECTED_NAME, TAKEDOWN_NAME, *added, *(index_path("", n) for n in added)]
         found = [entry for entry in at_once(partial(entry_of, self.store), names) if entry is not None]
-        at_once(partial(self._take, with_parts=True), [*parts, *found])
+        at_once(partial(self._take, with_unfinished=True), [*unfinished, *found])
 
-    def fetch_all(self, *, with_parts: bool) -> None:
+    def fetch_all(self, *, with_unfinished: bool) -> None:
         """Brings the folder to the state of the store.
 
         Args:
-            with_parts: True to fetch the index and the parts of an unfinished run, too.
+            with_unfinished: True to fetch the index and the files of an unfinished run, too.
         """
         self._clear()
         entries = [entry for entry in self.store.list() if entry.key != LOCK_NAME]
-        at_once(partial(self._take, with_parts=with_parts), entries)
+        at_once(partial(self._take, with_unfinished=with_unfinished), entries)
 
     def publish(self, *paths: str) -> None:
         for path in paths:
@@ -126,14 +126,14 @@ class StoreOutput(OutputFolder):
         shutil.rmtree(self.path)
         os.makedirs(self.work)
 
-    def _take(self, entry: Entry, *, with_parts: bool) -> None:
+    def _take(self, entry: Entry, *, with_unfinished: bool) -> None:
         """Makes the local file of an object: its bytes, or a hole of its size for shards and what is foreign."""
         path = self.file(entry.key)
-        is_part = path.startswith(self.work + os.sep)
-        is_wanted = not entry.key.endswith(".tar") and (is_part or is_ours(entry.key))
+        is_unfinished = path.startswith(self.work + os.sep)
+        is_wanted = not entry.key.endswith(".tar") and (is_unfinished or is_ours(entry.key))
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            if is_wanted and (with_parts or entry.key in (MANIFEST_NAME, PLAN_NAME)):
+            if is_wanted and (with_unfinished or entry.key in (MANIFEST_NAME, PLAN_NAME)):
                 download(self.store, entry, path)
             else:
                 _make_hole(path, entry.size_bytes)

@@ -66,7 +66,7 @@ def erase(path: str, index: ShardIndex, rows: Collection[int], *, is_resumed: bo
         ShardError: if the shard is damaged.
         OSError: if it can't be read or written.
     """
-    places = sorted({(offset, length) for row in rows for _, offset, length in index.parts(row)})
+    places = sorted({(offset, length) for row in rows for _, offset, length in index.stored_fields(row)})
     found, expected = file_sums(path)[1], index.blocks()
     with open(path, "rb", opener=open_regular) as file, atomic_file(path) as out:
         patches = _patches(file, os.fstat(file.fileno()).st_size, places, path)

@@ -161,7 +161,7 @@ class Run:
         """Returns the record of a shard that an earlier run finished; None if it must be written."""
         try:
             size = os.stat(self.folder.file(name)).st_size
-            written = WrittenShard.from_json(read_regular(self.folder.part(record_name(name))))
+            written = WrittenShard.from_json(read_regular(self.folder.work_file(record_name(name))))
             ShardIndex(index_path(self.folder.path, name)).check()
         except (FileNotFoundError, FormatError, KeyError, TypeError, ValueError):  # damaged ones are written again
             return None

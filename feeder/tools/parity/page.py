@@ -51,6 +51,7 @@ class ParityPage:
     def add(self, name: str, views: Sequence[Compared]) -> None:
         """Takes the views of an image, of which the one that differs most may be shown."""
         found = []
+        # Each view has a recipe, its draws and the pixels of one image, first the reference's and then ours.
         for (recipe, _, (reference,)), (_, _, (ours,)), ratio in views:
             ops = ", ".join(type(op).__name__ for op in recipe.ops)
             words = f"{reference.shape[1]} x {reference.shape[2]}: {ops}"

@@ -139,8 +139,10 @@ def _faster_batches(main: LoaderTimes, load: MachineLoad, cores: int) -> list[Ad
 
     workers = _more_workers(main, load, cores)
     native = None if record.convertible is None else _native(main, record.convertible)
+    # Cheaper images are the remedy where there is no other, or hardly a core is free for another one.
     nothing_else = workers is None and native is None and record.path_reason is None
-    return [workers, native, _cheaper(main) if nothing_else or load.used_cores > 0.8 * cores else None]
+    cheaper = _cheaper(main) if nothing_else or load.used_cores > 0.8 * cores else None
+    return [workers, native, cheaper]
 
 
 def _more_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | None:
@@ -192,9 +194,10 @@ def _first_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice |
     storage = main.storage_share if main.record.fetches else 0.0
     workers = int(max(1, cores - 1) / max(1 / _MOST_A_CORE, 1 - storage))
     # The process that both loads and trains will take as much CPU time as before.
-    seen = (load.own_cores or 0) * (wait + step)
+    cpu_before = (load.own_cores or 0) * (wait + step)
     computing = making * (1 - storage) + min(step, making)
-    after = max(step, making / workers, computing / cores, seen / cores)
+    # Seconds of a batch with workers; see Note [Expected gains].
+    after = max(step, making / workers, computing / cores, cpu_before / cores)
 
     gain = main.gain(after)
     if gain < 1 + NOTICEABLE_GAIN:

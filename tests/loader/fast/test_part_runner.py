@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pytest
 
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset_reader import PartReader
-from feeder.decoders.device.fused import split_for_device
+from feeder.dataset.subset_reader import SubsetReader
+from feeder.decoders.device.fused import divide_recipe
 from feeder.errors import DecodeError, FormatError
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
@@ -119,7 +119,7 @@ def made(
     """Pixels, labels and report of one part."""
     own = reader(str(index)) if mirror is None else reader(mirror.index, mirror=mirror)
     change(own)
-    work = Work(own if subset is None else PartReader(own, np.array(subset)), recipe, "cpu", seed=3, **options)
+    work = Work(own if subset is None else SubsetReader(own, np.array(subset)), recipe, "cpu", seed=3, **options)
     samples = Samples.of(np.arange(len(ids)), np.array(ids))
     if repeats is not None:
         samples.repeats[:] = repeats
@@ -177,9 +177,9 @@ def test_subsets_given_labels_and_the_cpus_side_of_a_recipe_take_one_call(tmp_pa
     check_same(index, [4, 0], change=lambda reader: reader.relabel(np.arange(PHOTOS) + 100, None))
     check_same(index, [4, 0], change=lambda reader: reader.relabel(np.ones((PHOTOS, 2), np.float32), None))
     jittered = Recipe.of([RandomResizedCrop(16), RandomHorizontalFlip(), ColorJitter(0.4), *TRAIN.ops[2:]])
-    split = split_for_device(jittered)
-    assert split is not None
-    check_same(index, [1, 2], jittered, splits=(split,))
+    divided = divide_recipe(jittered)
+    assert divided is not None
+    check_same(index, [1, 2], jittered, divided=(divided,))
     assert reads.samples == 0
 
 
@@ -232,9 +232,9 @@ def test_ops_after_the_base_path_take_one_call(tmp_path: Path, reads: Reads) -> 
         repeats=[0, 1, 2],
     )
     jittered = Recipe.of([RandomResizedCrop(16), AutoAugment(), *TRAIN.ops[2:]])
-    split = split_for_device(jittered)
-    assert split is not None
-    check_same(index, [1, 2], jittered, splits=(split,))
+    divided = divide_recipe(jittered)
+    assert divided is not None
+    check_same(index, [1, 2], jittered, divided=(divided,))
     assert reads.samples == 0
 
 
@@ -437,7 +437,7 @@ def test_parts_from_a_slow_disk_are_announced_and_stay_one_call(
     tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feeder.dataset.shard_reader.READ_AHEAD_BYTES", 0)
-    monkeypatch.setattr("feeder.dataset.shard_reader.ADVISED_PARTS", 2)
+    monkeypatch.setattr("feeder.dataset.shard_reader.ADVISED_READS", 2)
     index = sharded(tmp_path)
     reader = ShardReader(str(index))
     work = Work(reader, TRAIN, "cpu")

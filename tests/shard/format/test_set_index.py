@@ -50,7 +50,7 @@ def test_samples_are_those_of_the_shards(folder: Path) -> None:
         own = found[index.key(i)]
         image = index.image_field(i)
         assert index.place(i) == index.member_place(i, image) == own[image]
-        assert {(field, offset, length) for field, (_, offset, length) in own.items()} == set(index.parts(i))
+        assert {(field, offset, length) for field, (_, offset, length) in own.items()} == set(index.stored_fields(i))
     places = {i: tuple(place) for i, *place in index.field_places("cls")}
     assert places == {i: found[index.key(i)]["cls"] for i in range(COUNT)}
 

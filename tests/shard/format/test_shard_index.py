@@ -65,7 +65,7 @@ def test_rows_come_back_as_they_went_in(tmp_path: Path, rows: int) -> None:
         assert found.details(i).source_row == 3 * i
         assert found.row_data(i) == ([32, 620, 12_000, 300_000, 300_001] if i % 2 else [])
         members = [("cls", 512 + 4096 * i + 1536, 3), ("json", 7 * i, 2**33)][: i % 3]
-        assert [(found.fields[field], *place) for field, *place in found.parts(i)[1:]] == members
+        assert [(found.fields[field], *place) for field, *place in found.stored_fields(i)[1:]] == members
     assert found.column("label").tolist() == [i - 1 for i in range(rows)]
     assert found.column("source_bytes").tolist() == [2**40 + i for i in range(rows)]
     assert found.column("target")[:, 0].tolist() == [i / 2 for i in range(rows)]
@@ -136,7 +136,7 @@ def test_hostile_details_are_named_errors(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.fidx").write_bytes(sealed(whole[:8], head) + whole[end:] + group)
     found = ShardIndex(str(tmp_path / "a.fidx"))
     with pytest.raises(FormatError, match=r"a\.fidx: damaged"):
-        found.parts(0)
+        found.stored_fields(0)
 
 
 def test_shards_of_both_widths_are_read_together(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_fields_are_numbered_by_each_shard(tmp_path: Path) -> None:
     assert index.column("field").tolist() == [0, 0, 2, 2, 1, 1]
     assert index.column("member_field").tolist() == [1, 1, 0, 0, 2, 2]
     assert [index.image_field(i) for i in (0, 2, 4)] == ["jpg", "png", "cls"]
-    assert [index.parts(i)[1][0] for i in (0, 2, 4)] == ["cls", "jpg", "png"]
+    assert [index.stored_fields(i)[1][0] for i in (0, 2, 4)] == ["cls", "jpg", "png"]
     assert [i for i, *_ in index.field_places("png")] == [2, 3, 4, 5]
 
 
