@@ -36,6 +36,11 @@ class MixedWork(Work):
         self.starts = np.cumsum([0, *(len(work.reader) for work in self.works)])
         self.reseed(self.seed)
 
+    @property
+    def by_source(self) -> tuple[Work, ...]:
+        """See :attr:`Work.by_source`."""
+        return self.works
+
     def reseed(self, seed: int) -> None:
         """See :meth:`Work.reseed`."""
         super().reseed(seed)

@@ -126,6 +126,11 @@ class Work:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, meter=Meter())
 
+    @property
+    def by_source(self) -> tuple[Work, ...]:
+        """The work on each source of a mixture; this one for any other dataset."""
+        return (self,)
+
     def reseed(self, seed: int) -> None:
         """Has the augmentation follow from another seed, 0 to 2**64-1."""
         self.seed = seed

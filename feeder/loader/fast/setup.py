@@ -76,7 +76,7 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     }
 
     if isinstance(source, Mixture):
-        _check_mixed(options, decoder)
+        _check_mixed(decoder)
         parts = ((part.reader, part.recipe, decoder.name, part.extras) for part in source.parts)
         works = tuple(Work(*each, **how) for each in parts)
         return MixedWork(*what, **how, names=source.names, works=works), decoder
@@ -95,12 +95,11 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     return work, decoder
 
 
-def _check_mixed(options: LoaderOptions, decoder: Decoder) -> None:
+def _check_mixed(decoder: Decoder) -> None:
     """Refuses what makes no batches of a mixture."""
-    if options.service is not None or isinstance(decoder, TrainerDecoder):
-        refused = f"service={options.service.name!r}" if options.service is not None else f"backend={decoder.name!r}"
+    if isinstance(decoder, TrainerDecoder):
         raise ArgumentError(
-            f"{refused} does not make batches of a Mixture yet, which this machine's workers make: leave it out"
+            f"backend={decoder.name!r} does not make batches of a Mixture yet, which workers decode: leave it out"
         )
 
 
@@ -279,7 +278,7 @@ def _travels(work: Work) -> bool:
     """Returns True if workers that never import the caller's script can unpickle the work."""
     try:
         kinds = [getattr(reader, "kind", None) for reader in leaves(work.reader)]
-        works = work.works if isinstance(work, MixedWork) else (work,)
-        return b"__main__" not in pickle.dumps(([(each.recipe, each.extras) for each in works], kinds))
+        what = [(each.recipe, each.extras) for each in work.by_source]
+        return b"__main__" not in pickle.dumps((what, kinds))
     except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function
         return False
