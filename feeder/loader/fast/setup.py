@@ -76,10 +76,13 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     }
 
     if isinstance(source, Mixture):
-        _check_mixed(decoder)
         parts = ((part.reader, part.recipe, decoder.name, part.extras) for part in source.parts)
         works = tuple(Work(*each, **how) for each in parts)
-        return MixedWork(*what, **how, names=source.names, works=works), decoder
+        mixed = MixedWork(*what, **how, names=source.names, works=works)
+        if isinstance(decoder, TrainerDecoder):
+            _check_rest(mixed, decoder)
+            _stage(mixed, decoder, options, sizes)
+        return mixed, decoder
 
     if collate_fn is not None:
         _check_collating(options, decoder)
@@ -95,12 +98,16 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     return work, decoder
 
 
-def _check_mixed(decoder: Decoder) -> None:
-    """Refuses what makes no batches of a mixture."""
-    if isinstance(decoder, TrainerDecoder):
-        raise ArgumentError(
-            f"backend={decoder.name!r} does not make batches of a Mixture yet, which workers decode: leave it out"
-        )
+def _check_rest(work: MixedWork, decoder: TrainerDecoder) -> None:
+    """Refuses sources whose images are finished in another way than those of the first, with which they are
+    finished."""
+    rests = [[(each.base_size, each.rest, repr(each.affine)) for each in one.recipe.views] for one in work.works]
+    for name, rest in zip(work.names, rests, strict=True):
+        if rest != rests[0]:
+            raise ArgumentError(
+                f"backend={decoder.name!r} finishes images of all sources alike, and those of {work.names[0]!r} and "
+                f"{name!r} have other ops behind crop, resize and flip: give both the same there, or backend='cpu'"
+            )
 
 
 def _check_buffers(options: LoaderOptions, source: FeederDataset) -> None:
