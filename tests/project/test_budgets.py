@@ -23,7 +23,7 @@ STATEMENTS = {
     "dataset": 2_761,
     "decoders": 3_463,
     "fields": 344,
-    "loader": 7_939,
+    "loader": 7_940,
     "order": 1_310,
     "service": 1_536,
     "shard": 8_211,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 4_552,
     "transforms": 2_471,
 }
-TOKENS = 445_124
+TOKENS = 445_129
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -103,8 +103,9 @@ class MixedWork(Work):
             both = zip(drawn, self.works[source].draw_rest(of, of_pass, part, size), strict=True)
             for whole, params in (pair for views in both for pair in zip(*views, strict=True)):
                 for name, values in params.items():
-                    empty = np.empty((len(own.ids), *values.shape[1:]), values.dtype)
-                    whole.setdefault(name, empty)[rows] = values
+                    if name not in whole:
+                        whole[name] = np.empty((len(own.ids), *values.shape[1:]), values.dtype)
+                    whole[name][rows] = values
         return [*drawn]
 
     def _of_source(self, source: int) -> Work:
