@@ -579,7 +579,6 @@ def test_classes_are_kept_or_merged_by_name(folder: Path, tmp_path: Path) -> Non
         ({"sampler": [0, 1]}, "leave out sampler, collate_fn and sizes="),
         ({"sizes": feeder.PadToBatch()}, "leave out sampler, collate_fn and sizes="),
         ({"batch_size": None}, r"and sizes=\. Here batch_size is None"),
-        ({"service": "feeder"}, "service='feeder' does not make batches of a Mixture yet"),
     ],
     ids=str,
 )

@@ -11,8 +11,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import feeder
 from feeder import transforms as T
+from feeder.dataset.joined_reader import JoinedReader
+from feeder.dataset.mixture import SourceNumber
+from feeder.dataset.subset_reader import SubsetReader
+from feeder.loader.fast.mixed_work import MixedWork
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import work_to_json
 from feeder.service.frames import CLIENT_LIMITS, HEAD, Kind, peer_versions
@@ -29,6 +35,11 @@ def works_of(root: Path) -> dict[str, tuple[Any, list[list[int] | None]]]:
     for seed in range(3):
         dataset = feeder.ShardDataset(root / "set", transform=T.Compose([T.RandomResizedCrop(16)]))
         found[f"seed {seed}"] = work_to_json(Work(dataset.reader, dataset.recipe, "cpu", seed=seed)), [None]
+    names = ("a", "b")
+    joined = JoinedReader([SubsetReader(dataset.reader, np.arange(32) + first) for first in (0, 32)])
+    parts = tuple(Work(reader, dataset.recipe, "cpu") for reader in joined.readers)
+    mixed = MixedWork(joined, dataset.recipe, "cpu", (SourceNumber(),), names=names, works=parts)
+    found["mixture"] = work_to_json(mixed), [None]
     dataset = feeder.ShardDataset(root / "set", transform=T.Compose([T.Resize(12)]))
     padded = Work(dataset.reader, dataset.recipe, "cpu", pad=feeder.PadToBatch(4), largest=(16, 16))
     found["padded"] = work_to_json(padded), [[12, 16], [16, 16], [4, 8], [1 << 15, 1 << 15]]

@@ -239,7 +239,7 @@ def test_a_recipe_that_would_take_a_core_for_long_is_refused_before_it_has_one(
     work = work_of(root / "set")
     extras = work["extras"] | {"targets": [["mask.png", {"Image": {"draws": "own", "transform": recipe}}]]}
     with contextlib.closing(Scheduler(ServerOptions((str(root),), 1, ""), selectors.DefaultSelector())) as scheduler:
-        for change in ({"recipe": recipe}, {"extras": extras}):
+        for change in ({"recipe": recipe}, {"extras": extras}, {"sources": [["a", recipe]]}):
             mine, its = socket.socketpair()
             with mine, contextlib.closing(Client(its, "here", scheduler.memory, is_local=True)) as client:
                 scheduler.take_work(client, json.dumps(work | change).encode())

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feeder.loader.fast.part_output import StagedSink
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.order.mixture_shares import source_seed
-from feeder.system.arrays import AnyArray
+from feeder.system.arrays import AnyArray, Int64s
+
+if TYPE_CHECKING:
+    from feeder.transforms.op import Params
 
 
 @dataclass(eq=False, repr=False)
@@ -36,6 +41,11 @@ class MixedWork(Work):
         self.starts = np.cumsum([0, *(len(work.reader) for work in self.works)])
         self.reseed(self.seed)
 
+    @property
+    def by_source(self) -> tuple[Work, ...]:
+        """See :attr:`Work.by_source`."""
+        return self.works
+
     def reseed(self, seed: int) -> None:
         """See :meth:`Work.reseed`."""
         super().reseed(seed)
@@ -44,30 +54,66 @@ class MixedWork(Work):
 
     def run(self, epoch: int, view: SlotView, heartbeat: Callable[[], None] = lambda: None) -> PartReport:
         """See :meth:`Work.run`."""
-        samples, report = view.samples, self._new_report(view)
-        sources = np.searchsorted(self.starts, samples.ids, side="right") - 1
+        report, (sources, own, groups) = self._new_report(view), self._grouped(view.samples)
         view.further[-1][:] = sources
-
-        groups: dict[tuple[int, int], list[int]] = {}
-        for row, key in enumerate(zip(sources.tolist(), samples.repeats.tolist(), strict=True)):
-            groups.setdefault(key, []).append(row)
+        shared = None if self.stager is None else self._sinks(self.recipes, view.images)
 
         # Each source makes its rows where they are: a copy of an image takes a good part of the time of decoding it.
-        own = Samples.of(samples.positions, samples.ids - self.starts[sources])
         part = dataclasses.replace(view, samples=own, further=view.further[:-1])
         for (source, of_pass), rows in groups.items():
-            known = len(report.substitutions)
-            self._of_source(source)._run(of_pass, part, report, heartbeat, np.array(rows))
+            known, work = len(report.substitutions), self._of_source(source)
+            for sink, of in zip(shared or (), work.views_of, strict=False):
+                assert isinstance(sink, StagedSink)
+                sink.recipes = work.recipes[of]
+            work._run(of_pass, part, report, heartbeat, np.array(rows), shared)
             start = int(self.starts[source])
             found = [each._replace(substitute=each.substitute + start) for each in report.substitutions[known:]]
             report.substitutions[known:] = found
+        if shared is not None:
+            self._close(shared, report)
         return report
+
+    def _grouped(self, samples: Samples) -> tuple[Int64s, Samples, dict[tuple[int, int], list[int]]]:
+        """Returns the source of each sample, the samples as the sources know them, and the rows of each source and
+        pass."""
+        sources = np.searchsorted(self.starts, samples.ids, side="right") - 1
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, key in enumerate(zip(sources.tolist(), samples.repeats.tolist(), strict=True)):
+            groups.setdefault(key, []).append(row)
+        return sources, Samples.of(samples.positions, samples.ids - self.starts[sources]), groups
+
+    def instead(self, sample: Samples, epoch: int, within: tuple[int, int] | None = None) -> Iterator[Samples]:
+        """See :meth:`Work.instead`."""
+        (source,), _, ((_, of_pass),) = self._grouped(sample)
+        for other in self._of_source(source).instead(sample, of_pass):
+            yield sample._replace(ids=other.ids + self.starts[source])
+
+    def as_drawn(self, made: Samples, asked: Samples) -> Samples:
+        """See :meth:`Work.as_drawn`: a substitute is drawn in the pass of its source."""
+        return made._replace(repeats=asked.repeats)
+
+    def draw_rest(
+        self, of: slice, epoch: int, samples: Samples, size: tuple[int, int] | None
+    ) -> list[Sequence[Params]]:
+        """See :meth:`Work.draw_rest`."""
+        drawn: list[list[Params]] = [[{} for _ in recipe.rest] for recipe in self.recipes[of]]
+        _, own, groups = self._grouped(samples)
+        for (source, of_pass), rows in groups.items():
+            part = own.part(np.array(rows))
+            both = zip(drawn, self.works[source].draw_rest(of, of_pass, part, size), strict=True)
+            for whole, params in (pair for views in both for pair in zip(*views, strict=True)):
+                for name, values in params.items():
+                    if name not in whole:
+                        whole[name] = np.empty((len(own.ids), *values.shape[1:]), values.dtype)
+                    whole[name][rows] = values
+        return [*drawn]
 
     def _of_source(self, source: int) -> Work:
         """Returns the work on a source's samples, which counts for this one and decodes with its backend and memory."""
         work = self.works[source]
         work.meter = self.meter
-        work._decoder = self.decoder
+        work.stager = self.stager
+        work._decoder = self.decoder if self.stager is None else None
         work._apart = self._memory
         first, end = np.searchsorted(self.left_out, self.starts[source : source + 2])
         work.left_out = self.left_out[first:end] - self.starts[source]

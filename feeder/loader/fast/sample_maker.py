@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from feeder.order.buckets import Buckets
     from feeder.transforms import Draws, Recipe, Views
     from feeder.transforms.boxes import SampleBoxes
+    from feeder.transforms.op import Params
     from feeder.transforms.pad_to_batch import PadToBatch
 
 _DRAWN_SUBSTITUTES = 1024  # until so many have fit in a padded batch
@@ -125,6 +126,11 @@ class Work:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, meter=Meter())
+
+    @property
+    def by_source(self) -> tuple[Work, ...]:
+        """The work on each source of a mixture; this one for any other dataset."""
+        return (self,)
 
     def reseed(self, seed: int) -> None:
         """Has the augmentation follow from another seed, 0 to 2**64-1."""
@@ -232,20 +238,24 @@ class Work:
         report: PartReport,
         heartbeat: Callable[[], None],
         rows: Int64s | None = None,
+        shared: list[Sink] | None = None,
     ) -> None:
-        """Makes the samples of some rows, int64 [K], ascending; None: of all. See :meth:`run`."""
+        """Makes the samples of some rows, int64 [K], ascending; None: of all. See :meth:`run`.
+
+        ``shared`` are the ways into the slot, which the caller closes once all rows are made; None: they are made here.
+        """
         samples = view.samples
         recipes = self.recipes_at(view.image_size, epoch)
         rows = np.arange(len(samples.ids)) if rows is None else rows
         left = rows  # those that no native call has made
 
-        runner = self._runner(recipes)
+        runner = self._runner(recipes) if shared is None else None
         if runner is not None and self.stager is None:
             left = runner.run(epoch, view, report, self.meter, heartbeat, rows)
             if not len(left) and not self.extras:
                 return
 
-        sinks = self._sinks(recipes, view.images)
+        sinks = self._sinks(recipes, view.images) if shared is None else shared
         if runner is not None and self.stager is not None:
             assert isinstance(sinks[0], StagedSink)
             left = runner.plan(epoch, view, self.meter, heartbeat, sinks[0])
@@ -265,8 +275,12 @@ class Work:
             if error is not None:
                 self._replace(part, row, error)
 
-        # Staged images that did not fit the slot go with the report.
-        for number, (sink, of) in enumerate(zip(part.sinks, self.views_of, strict=True)):
+        if shared is None:
+            self._close(sinks, report)
+
+    def _close(self, sinks: list[Sink], report: PartReport) -> None:
+        """Ends a part, whose report gets the staged images that did not fit the slot."""
+        for number, (sink, of) in enumerate(zip(sinks, self.views_of, strict=True)):
             for place, data in sink.close().items():
                 row, which = divmod(place, of.stop - of.start)
                 report.left_over[number, row, which] = bytes(data)
@@ -333,6 +347,11 @@ class Work:
                     yield i
                 tried.add(i)
 
+    def instead(self, sample: Samples, epoch: int, within: tuple[int, int] | None = None) -> Iterator[Samples]:
+        """Yields what to try in place of a bad sample, see :meth:`substitutes`."""
+        for i in self.substitutes(epoch, int(sample.positions[0]), within):
+            yield Samples.of(sample.positions, np.array([i]))
+
     def _drawn(self, draw: Callable[[int], int], epoch: int, within: tuple[int, int] | None) -> Iterator[int]:
         """Yields the first 16 samples that attempts draw, without those that are left out or don't fit."""
         found, left_out = 0, self.left_out
@@ -366,6 +385,18 @@ class Work:
         keys = self.keys(samples)
         further = (each for image in self.images for each in keys[image.number : image.end])
         return [*keys[: len(self.recipe.views)], *further]
+
+    def as_drawn(self, made: Samples, asked: Samples) -> Samples:
+        """Returns samples by which those are drawn that were made, in place of some that were asked for."""
+        return made
+
+    def draw_rest(
+        self, of: slice, epoch: int, samples: Samples, size: tuple[int, int] | None
+    ) -> list[Sequence[Params]]:
+        """Draws for the ops after the base path of some of :attr:`recipes`, see :meth:`Recipe.draw_rest`; ``size`` is
+        that of the batch's images."""
+        both = zip(self.recipes_at(size, epoch)[of], self.image_keys(samples)[of], strict=True)
+        return [recipe.draw_rest(self.seed, epoch, keys) for recipe, keys in both]
 
     def _make(
         self,

@@ -76,9 +76,12 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     }
 
     if isinstance(source, Mixture):
-        _check_mixed(options, decoder)
         works = tuple(Work(one.reader, one.recipe, decoder.name, one.extras, **how) for one in source.sources)
-        return MixedWork(*what, **how, names=source.names, works=works), decoder
+        mixed = MixedWork(*what, **how, names=source.names, works=works)
+        if isinstance(decoder, TrainerDecoder):
+            _check_rest(mixed, decoder)
+            _stage(mixed, decoder, options, sizes)
+        return mixed, decoder
 
     if collate_fn is not None:
         _check_collating(options, decoder)
@@ -94,13 +97,16 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     return work, decoder
 
 
-def _check_mixed(options: LoaderOptions, decoder: Decoder) -> None:
-    """Refuses what makes no batches of a mixture."""
-    if options.service is not None or isinstance(decoder, TrainerDecoder):
-        refused = f"service={options.service.name!r}" if options.service is not None else f"backend={decoder.name!r}"
-        raise ArgumentError(
-            f"{refused} does not make batches of a Mixture yet, which this machine's workers make: leave it out"
-        )
+def _check_rest(work: MixedWork, decoder: TrainerDecoder) -> None:
+    """Refuses sources whose images are finished in another way than those of the first, with which they are
+    finished."""
+    rests = [[(each.base_size, each.rest, repr(each.affine)) for each in one.recipe.views] for one in work.works]
+    for name, rest in zip(work.names, rests, strict=True):
+        if rest != rests[0]:
+            raise ArgumentError(
+                f"backend={decoder.name!r} finishes images of all sources alike, and those of {work.names[0]!r} and "
+                f"{name!r} have other ops behind crop, resize and flip: give both the same there, or backend='cpu'"
+            )
 
 
 def _check_buffers(options: LoaderOptions, source: FeederDataset) -> None:
@@ -278,7 +284,7 @@ def _travels(work: Work) -> bool:
     """Returns True if workers that never import the caller's script can unpickle the work."""
     try:
         kinds = [getattr(reader, "kind", None) for reader in leaves(work.reader)]
-        works = work.works if isinstance(work, MixedWork) else (work,)
-        return b"__main__" not in pickle.dumps(([(each.recipe, each.extras) for each in works], kinds))
+        what = [(each.recipe, each.extras) for each in work.by_source]
+        return b"__main__" not in pickle.dumps((what, kinds))
     except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function
         return False

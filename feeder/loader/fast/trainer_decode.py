@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from feeder.decoders.staged.staged import Staged
@@ -22,7 +21,7 @@ from feeder.loader.fast.part_report import Substitution, no_substitute
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
-from feeder.system.arrays import Int64s, Uint8s
+from feeder.system.arrays import Uint8s
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
@@ -150,7 +149,7 @@ class DecodeFeed:
         work = self.work
         recipes = _recipes(work, batch)[: len(work.recipe.views)]
 
-        made = batch.made()
+        made = work.as_drawn(batch.made(), batch.arrays.samples)
         mixings = self.mixing(batch, [size for recipe in recipes if (size := recipe.output_size) is not None])
         images, errors = self._finish(waiting, batch, made)
         batch.let_go()
@@ -176,14 +175,13 @@ class DecodeFeed:
         """Decodes every view and further image; returns the images of each, and one error or None for each sample."""
         work, images = self.work, []
         errors: list[DecodeError | None] = [None] * len(made.ids)
-        recipes, keys = _recipes(work, batch), work.image_keys(made)
+        recipes = _recipes(work, batch)
         for number, (of, staged) in enumerate(zip(work.views_of, waiting.staged, strict=True)):
             if work.pad is None or number:
-                both = zip(recipes[of], keys[of], strict=True)
-                rests = [(recipe, recipe.draw_rest(work.seed, batch.epoch, drawn_by)) for recipe, drawn_by in both]
-                views = [StagedView(recipe, rest) for recipe, rest in rests]
+                rests = work.draw_rest(of, batch.epoch, made, batch.arrays.image_size)
+                views = [StagedView(*each) for each in zip(recipes[of], rests, strict=True)]
             else:
-                views = [self._padded(work.pad, batch, recipes[0], keys[0], made)]
+                views = [self._padded(work.pad, batch, recipes[0], made)]
             done, found = self.decoder.finish(staged, views, channels_last=self.channels_last)
             images += done
             if number:
@@ -195,13 +193,13 @@ class DecodeFeed:
                 self._start()
         return images, errors
 
-    def _padded(self, pad: PadToBatch, batch: BatchRecord, recipe: Recipe, keys: Int64s, made: Samples) -> StagedView:
+    def _padded(self, pad: PadToBatch, batch: BatchRecord, recipe: Recipe, made: Samples) -> StagedView:
         """Returns the output of a batch that is padded."""
         work, size = self.work, batch.arrays.image_size
         known = work.reader.stored(made.ids)
         assert known is not None  # or padding was refused
         assert size is not None
-        draws = recipe.draw(work.seed, batch.epoch, keys, known[1])
+        draws = recipe.draw(work.seed, batch.epoch, work.image_keys(made)[0], known[1])
         padding = Padding(draws.output_size, size, pad.value)
         return StagedView(recipe, draws.ops[recipe.base_length :], padding=padding)
 
@@ -218,10 +216,10 @@ class DecodeFeed:
         work, arrays = self.work, batch.arrays
         here = arrays.samples.part(slice(row, row + 1))
         position = int(here.positions[0])
-        for other in work.substitutes(batch.epoch, position, None if work.pad is None else arrays.image_size):
-            found, further = self._make(work, batch, row, Samples.of(here.positions, np.array([other])))
+        for other in work.instead(here, batch.epoch, None if work.pad is None else arrays.image_size):
+            found, further = self._make(work, batch, row, other)
             if found is None:
-                last = further[-1].substitute if further else other
+                last = further[-1].substitute if further else int(other.ids[0])
                 batch.report.substitutions.append(Substitution.of(position, error, last))
                 return None
         return no_substitute(error)
@@ -243,7 +241,7 @@ class DecodeFeed:
             _unpacked(memory.reshape(-1), report.left_over, number, range(1), of.stop - of.start)
             for number, (memory, of) in enumerate(zip(view.images, work.views_of, strict=True))
         ]
-        made = Samples.of(sample.positions, i) if report.substitutions else sample
+        made = work.as_drawn(Samples.of(sample.positions, i), sample) if report.substitutions else sample
 
         images, errors = self._finish(_Waiting(batch, staged), batch, made)
         if isinstance(errors[0], LeftToCpu):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import functools
 import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from feeder.dataset.extras_json import extras_from_json, extras_to_json
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.joined_reader import JoinedReader
+from feeder.dataset.mixture import SourceNumber
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import leaves
@@ -25,6 +27,7 @@ from feeder.dataset.target_values import targets_in
 from feeder.decoders.decoder import FIDELITIES
 from feeder.decoders.device.fused import DividedRecipe, divide_recipe
 from feeder.errors import ArgumentError
+from feeder.loader.fast.mixed_work import MixedWork
 from feeder.loader.fast.sample_maker import Work
 from feeder.order.buckets import Buckets
 from feeder.service.frames import MOST_WORK_BYTES
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
 _MOST = 1 << 16  # pixels of a side
 _MOST_VALUES = 1 << 16  # of the JSON of work: more take long to read
-_MOST_SETS, _DEEPEST = 64, 8
+_MOST_SETS, _DEEPEST = 1 << 12, 8
 _MOST_REPEATED = 1 << 22  # ids of a subset of fewer samples
 # Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
 # takes longer than to list them.
@@ -53,11 +56,12 @@ def work_to_json(work: Work) -> dict[str, Any]:
     Raises:
         ArgumentError: naming what can't be made on another node.
     """
-    if type(work) is not Work:
+    if type(work) not in (Work, MixedWork):
         raise _refused("a collate_fn, which is the script's own code")
     if work.stager is not None:
         raise _refused(f"backend {work.backend!r}, which decodes in this process; set backend='cpu'")
     modules: dict[str, str] = {}
+    first = work.by_source[0]
 
     def name_of(function: Callable[..., Any]) -> str:
         name = function_name(function)
@@ -67,14 +71,20 @@ def work_to_json(work: Work) -> dict[str, Any]:
 
     exif = all(getattr(leaf, "exif", False) for leaf in leaves(work.reader))
     try:
-        recipe, extras = recipe_to_json(work.recipe, name_of), extras_to_json(work.extras, name_of)
-        _check_extras(work, extras, exif, modules)
+        recipes = [recipe_to_json(each.recipe, name_of) for each in work.by_source]
+        extras = extras_to_json(first.extras, name_of)
+        _check_extras(first, extras, exif, modules)
         where = set_to_json(work.reader)
     except ArgumentError as error:
         raise _refused(str(error)) from None
+    sources = None
+    if isinstance(work, MixedWork):  # most have the recipe of the first
+        own = [None if each == recipes[0] else each for each in recipes]
+        sources = [*map(list, zip(work.names, own, strict=True))]
     return {
         "set": where,
-        "recipe": recipe,
+        "recipe": recipes[0],
+        "sources": sources,
         "uint8": [each is not None for each in sent_divided(work)],
         "extras": extras,
         "exif": exif,
@@ -127,6 +137,8 @@ def check_work(data: bytes) -> None:
     try:
         value = json.loads(data)
         check_bounds(value["recipe"], *value["extras"]["targets"])
+        for _, own in value["sources"] or ():
+            check_bounds(own)
     except ArgumentError:
         raise
     except (ValueError, RecursionError, LookupError, TypeError):
@@ -170,7 +182,8 @@ def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
     groups, pad = _groups(value.get("groups")), _pad(value.get("pad"))
     largest = None if value.get("largest") is None else size_from_json(value["largest"])
     members = tuple(extra.name for extra in targets_in(found))
-    reader = set_from_json(value.get("set"), here, members)
+    sources = value.get("sources")
+    reader = set_from_json(value.get("set"), here, members, opened=None if sources is None else {})
     work = Work(reader, recipe, backend, found, seed, skip, 1, fidelity, groups=groups, pad=pad, largest=largest)
     recipes = work.recipes_at(largest, 0)
     if len(uint8) != len(recipes) or (
@@ -178,10 +191,50 @@ def work_from_json(value: Mapping[str, Any], here: Any) -> Work:
     ):
         raise ArgumentError("the recipe makes images of different sizes")
     work.left_out = left_out
-    if any(uint8):
-        both = zip(recipes, uint8, strict=True)
-        work.divided = tuple(divide_recipe(each) if wanted else None for each, wanted in both)
-    return work
+    work.divided = _divided(recipes, uint8)
+    return work if sources is None else _mixed(work, sources, function_of)
+
+
+def _divided(recipes: tuple[Recipe, ...], uint8: list[Any]) -> tuple[DividedRecipe | None, ...]:
+    both = zip(recipes, uint8, strict=True)
+    return tuple(divide_recipe(each) if wanted else None for each, wanted in both) if any(uint8) else ()
+
+
+def _mixed(joined: Work, sources: Any, function_of: Callable[[object], Callable[..., Any]]) -> MixedWork:
+    """Returns the work on a mixture.
+
+    Args:
+        joined: The work on all samples, by the recipe of the first source.
+        sources: The JSON of the names, and of the recipes of the others; trusted in nothing.
+        function_of: Returns the function of a name, or refuses it.
+
+    Raises:
+        ArgumentError: if it is not such JSON, or the images of a source do not stand in the slots of the others.
+    """
+    reader, pairs = joined.reader, sources if isinstance(sources, list) else []
+    if (
+        not isinstance(reader, JoinedReader)
+        or len(reader.readers) != len(pairs)
+        or not all(isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) for each in pairs)
+    ):
+        raise ArgumentError("these are no sources of a mixture")
+
+    works = []
+    uint8 = [each is not None for each in joined.divided]
+    sizes = [each.output_size for each in joined.recipes]
+    for part, (_, own) in zip(reader.readers, pairs, strict=True):
+        recipe = joined.recipe if own is None else recipe_from_json(own, function_of)
+        work = dataclasses.replace(joined, reader=part, recipe=recipe, divided=())
+        if work.pad is not None or recipe.is_variable or [each.output_size for each in work.recipes] != sizes:
+            raise ArgumentError("the sources of a mixture make images of different sizes")
+        work.divided = _divided(work.recipes, uint8)
+        if work.image_columns != joined.image_columns:
+            raise ArgumentError("the sources of a mixture make other images")
+        works.append(work)
+
+    options = {each.name: getattr(joined, each.name) for each in dataclasses.fields(Work) if each.init}
+    options["extras"] = *joined.extras, SourceNumber()
+    return MixedWork(**options, names=tuple(name for name, _ in pairs), works=tuple(works))
 
 
 def size_from_json(value: Any) -> tuple[int, int]:
@@ -223,13 +276,16 @@ def sent_divided(work: Work) -> tuple[DividedRecipe | None, ...]:
         return (None,) * len(work.recipes)
     sizes = (work.largest,) if work.groups is None else work.groups.sizes
     epochs = sorted({epoch for recipe in work.recipes for epoch in recipe.phases})
-    of_batches = [work.recipes_at(size, epoch) for size in sizes for epoch in epochs]
+    of_batches = [each.recipes_at(size, epoch) for each in work.by_source for size in sizes for epoch in epochs]
     of_images = zip(*of_batches, strict=True)
-    return tuple(divide_recipe(each[0]) if all(map(_is_affine, each)) else None for each in of_images)
+    return tuple(divide_recipe(each[0]) if _have_one_map(each) else None for each in of_images)
 
 
-def _is_affine(recipe: Recipe) -> bool:
-    return recipe.is_base_path and recipe.output_dtype == "float32"
+def _have_one_map(recipes: Sequence[Recipe]) -> bool:
+    """Returns True if the same affine map is all that is left to do after the base path of each recipe."""
+    floats = [recipe for recipe in recipes if recipe.is_base_path and recipe.output_dtype == "float32"]
+    maps = {np.concatenate(recipe.affine).tobytes() for recipe in floats if recipe.affine is not None}
+    return len(floats) == len(recipes) and len(maps) == 1
 
 
 def given_labels(reader: Reader) -> AnyArray | None:
@@ -243,19 +299,29 @@ def _refused(what: str) -> ArgumentError:
     return ArgumentError(f"service= can't have this made on another node: {what}; leave it or the service out")
 
 
-def set_to_json(reader: Reader) -> dict[str, Any]:
+def set_to_json(reader: Reader, known: dict[int, dict[str, Any]] | None = None) -> dict[str, Any]:
     """Returns the JSON of a set.
+
+    Args:
+        reader: Reads it.
+        known: The JSON of the sets that subsets were of, by the ids of their readers: a mixture may have many of one.
 
     Raises:
         ArgumentError: if it is of a class of its own.
     """
+    known = {} if known is None else known
     if isinstance(reader, SubsetReader):
+        whole = known[id(reader.whole)] = known.get(id(reader.whole)) or set_to_json(reader.whole)
         # By their differences: ids of samples in a row pack to nearly nothing.
         steps = np.diff(reader.ids, prepend=0).astype(np.int64)
         ids = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
-        return {"kind": "subset", "of": set_to_json(reader.whole), "ids": ids}
+        return {"kind": "subset", "of": whole, "ids": ids}
     if isinstance(reader, JoinedReader):
-        return {"kind": "sets", "of": [set_to_json(each) for each in reader.readers], "own_index": reader.own_index}
+        return {
+            "kind": "sets",
+            "of": [set_to_json(each, known) for each in reader.readers],
+            "own_index": reader.own_index,
+        }
     if type(reader) is FolderReader:
         return {"kind": "folder", "path": reader.root, "exif": reader.exif, "fingerprint": _fingerprint(reader)}
     if type(reader) is not ShardReader:
@@ -265,7 +331,9 @@ def set_to_json(reader: Reader) -> dict[str, Any]:
     return found | {"fingerprint": _fingerprint(reader)}
 
 
-def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: int = 0) -> Reader:
+def set_from_json(
+    value: Any, here: Any, members: tuple[str, ...] = (), depth: int = 0, opened: dict[str, Reader] | None = None
+) -> Reader:
     """Opens the set that :func:`set_to_json` has described.
 
     Args:
@@ -273,6 +341,7 @@ def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: i
         here: Opens sets, or refuses them by an ArgumentError: a :class:`feeder.service.roots.Roots`.
         members: Names of members of a folder's samples that are images, and no samples themselves.
         depth: Number of sets that it is inside of.
+        opened: The sets that subsets were of, by their JSON, each opened once; None: each subset has one of its own.
 
     Raises:
         ArgumentError: if it is not such JSON, or a set differs from the client's.
@@ -282,12 +351,13 @@ def set_from_json(value: Any, here: Any, members: tuple[str, ...] = (), depth: i
 
     kind, of = value.get("kind"), value.get("of")
     if kind == "subset":
-        whole = set_from_json(of, here, members, depth + 1)
+        opened, text = {} if opened is None else opened, json.dumps(of)
+        whole = opened[text] = opened.get(text) or set_from_json(of, here, members, depth + 1)
         return SubsetReader(whole, _ids_from_json(value.get("ids"), len(whole)))
     if kind == "sets":
         if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
             raise ArgumentError("these are no sets")
-        readers = [set_from_json(each, here, members, depth + 1) for each in of]
+        readers = [set_from_json(each, here, members, depth + 1, opened) for each in of]
         return JoinedReader(readers, own_index=value.get("own_index") is True)
 
     path, exif, version = (value.get(name) for name in ("path", "exif", "version"))

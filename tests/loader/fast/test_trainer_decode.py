@@ -270,12 +270,12 @@ def test_the_workers_stages_and_the_trainers_decode_are_metered(shards: Path) ->
 
 def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
     """A feed of so many batches of one sample, all of them finished."""
-    recipe = types.SimpleNamespace(views=[types.SimpleNamespace(draw_rest=lambda *_: (), output_size=(4, 5))])
+    recipe = types.SimpleNamespace(views=[types.SimpleNamespace(output_size=(4, 5))])
     work: Any = types.SimpleNamespace(
         recipe=recipe,
         recipes_at=lambda *_: recipe.views,
-        seed=0,
-        image_keys=lambda _: [()],
+        as_drawn=lambda made, asked: made,
+        draw_rest=lambda *_: [()],
         pad=None,
         views_of=[slice(0, 1)],
     )
