@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import feeder
 from feeder.loader.from_torch import options_of
+from feeder.tools.instrument.hooks import LoaderHooks
 from feeder.tools.instrument.record import LoaderRecord
 from feeder.tools.profile import trials
 from feeder.tools.profile.advice import Advice, Proposal
@@ -19,7 +21,7 @@ from feeder.tools.profile.analysis import Analysis, render
 from feeder.tools.profile.times import LoaderTimes, MachineLoad
 from feeder.tools.profile.trials import Trials, with_trials
 from feeder.tools.trial import Trial
-from tests.support.loader_data import write_tree
+from tests.support.loader_data import CROP_AND_FLIP, write_shards, write_tree
 from tests.support.with_torchvision import FOLDER
 from tests.tools.test_profile import profile
 
@@ -54,19 +56,19 @@ def test_what_is_proposed_is_tried_after_the_scripts_own_setting_and_sorted_by_g
 
     found = with_trials(ADVICE, NOW, measure, None, notes.append)
     assert asked == list(rates)
-    assert notes == ["trying 4 settings for 3 s each; Ctrl-C skips one"]
+    assert notes == ["feeder profile: trying 4 settings for 3 s each, with steps like the script's; Ctrl-C skips one"]
     assert [each.title for each in found] == ["feeder's", "num_workers=3", "shards", "Starts"]
     text = said(found)
     assert text[text.index("What to do") :].splitlines() == [
-        "What to do (measured: tried after the run, with steps like the script's):",
-        "1. feeder's (measured: 7.82x, from 61 to 480 images/s)",
+        "What to do:",
+        "1. feeder's (measured: 7.82x, from 61 to 480 images/s with 3 workers)",
         "   It is native.",
-        "2. num_workers=3 (measured: 3.91x, from 61 to 240 images/s)",
+        "2. num_workers=3 (measured: 3.91x, from 61 to 240 images/s with 3 workers)",
         "   There are cores.",
         "3. Starts (at most 2.00x: the starts took 3 of 6 s)",
         "   They take long.",
         "",
-        "Tried without gain: shards (measured: 0.98x, from 61 to 60 images/s).",
+        "Tried without gain: shards (measured: 0.98x, from 61 to 60 images/s with 3 workers).",
     ]
 
 
@@ -79,9 +81,8 @@ def test_a_trial_that_fails_leaves_the_bound_and_says_why_in_a_line() -> None:
         return 100.0
 
     found = {each.title: each for each in with_trials(ADVICE, NOW, measure, None, print)}
-    assert found["num_workers=3"].expected() == f"at most 4.00x: {BOUND}"
-    assert "   There are cores. Not tried: ValueError: no such file.\n" in said(list(found.values()))
-    assert found["feeder's"].untried == "interrupted"
+    assert found["num_workers=3"].expected() == f"at most 4.00x: {BOUND}; not tried: ValueError: no such file"
+    assert found["feeder's"].expected() == f"at most 4.00x: {BOUND}; not tried: interrupted"
     assert found["shards"].gain == 1.0
 
 
@@ -95,7 +96,7 @@ def test_without_the_scripts_own_setting_nothing_is_tried(problem: str | None) -
 
     found = with_trials(ADVICE, NOW, measure, problem, print)
     assert asked == ([NOW] if problem is None else [])
-    assert {each.untried for each in found} == {"", problem or "OSError: gone"}
+    assert [each.because.partition("; not tried: ")[2] for each in found] == [problem or "OSError: gone"] * 3 + [""]
     assert with_trials(ADVICE[:1], NOW, measure, None, print) == ADVICE[:1]
 
 
@@ -143,6 +144,37 @@ def test_a_trial_takes_the_loaders_dataset_and_collate_in_batches_of_a_tenth_of_
     assert (loader.dataset, loader.num_workers, loader.path) == (theirs.dataset, workers, "generic")
     assert batch[:2] == ("mine", batch_size)
     assert (batch[2] == os.getpid()) == (not workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_feeders_loaders_are_tried_in_their_own_order_and_as_no_rank_of_a_job(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Loaders()
+    monkeypatch.setattr(trials, "run", seen)
+    dataset = feeder.ShardDataset(write_shards(tmp_path / "set", 32), CROP_AND_FLIP)
+    theirs = feeder.DataLoader(dataset, 4, shuffle=True, seed=3, rank=1, world_size=2, num_workers=1)
+    given = times()
+    given.record.kind = "feeder"
+    meter = LoaderHooks(str(tmp_path))
+    meter._keep(given.record, theirs)
+    Trials(meter.arguments_of(given.record), given, 1.0, str(tmp_path)).measure(Proposal(workers))
+    ((loader, batch),) = seen
+    assert (loader.path, loader.num_workers, len(loader), len(batch[0])) == ("fast", workers, 8, 4)
+
+
+def test_few_loaders_are_kept_for_trials_and_none_with_its_workers(tmp_path: Path) -> None:
+    meter = LoaderHooks(str(tmp_path))
+    loaders = [DataLoader(TensorDataset(torch.arange(n)), n, num_workers=1, prefetch_factor=5) for n in range(1, 6)]
+    records = [times().record for _ in loaders]
+    for record, loader in zip([*records, records[1]], [*loaders, loaders[1]], strict=True):
+        loader._iterator = object()  # type: ignore[assignment]  # as a loader with persistent workers has
+        meter._keep(record, loader)
+    assert [meter.arguments_of(record) is None for record in records] == [True, False, False, False, False]
+    arguments = meter.arguments_of(records[1])
+    assert arguments is not None
+    assert (arguments["dataset"], arguments["prefetch_factor"]) == (loaders[1].dataset, 5)
+    assert all(given._iterator is None for _, given in meter._left)
 
 
 def test_steps_take_the_time_and_the_processor_that_the_scripts_did(
@@ -211,6 +243,6 @@ def test_files_are_read_natively_and_from_shards_that_nothing_is_left_of(tmp_pat
     assert "feeder profile: trying" in text
     assert "feeder.from_torch(dataset" in text
     assert text.count("(measured: ") >= 2
-    assert "Not tried" not in text
+    assert "not tried" not in text
     assert sorted(os.listdir(tmp_path)) == ["images", "scratch", "train.py"]
     assert os.listdir(scratch) == []

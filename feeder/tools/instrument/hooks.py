@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import functools
 import importlib.abc
 import importlib.machinery
@@ -36,7 +37,6 @@ _LOADERS = {
     "feeder.loader.dataloader": "DataLoader",
 }
 _MAKING = {"read", "draw", "cut", "decode", "transform", "fetch", "collate", "write"}  # stages that are not waits
-_KEPT = 4
 _HEAP_TYPE = 1 << 9  # a class made by Python code, whose methods can be replaced
 
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -64,7 +64,7 @@ class LoaderHooks:
         self._local = threading.local()
         self.records: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
         self._likes: dict[Any, tuple[weakref.ref[Any] | None, LoaderRecord]] = {}
-        self._arguments: list[tuple[LoaderRecord, dict[str, Any]]] = []  # of the loaders that were used last
+        self._left: list[tuple[LoaderRecord, Any]] = []  # of the loaders that were used last
         self._stages_before: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
         self._iterators: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
 
@@ -77,7 +77,6 @@ class LoaderHooks:
     def finish(self) -> ProcessRecord:
         """Returns the measurements, those of the workers included. What this thread does later is not measured."""
         self._local.inside = True
-        self._local.fetching = None
         self.record.ended_ns = time.monotonic_ns()
         for record in self.record.loaders:
             record.fetches += read_fetches(self._prefix(record))
@@ -88,16 +87,19 @@ class LoaderHooks:
 
     def arguments_of(self, record: LoaderRecord) -> dict[str, Any] | None:
         """Returns the arguments by which ``feeder.DataLoader`` does as a loader of the script's; None if unknown."""
-        return next((arguments for each, arguments in self._arguments if each is record), None)
-
-    def _keep_arguments(self, record: LoaderRecord, loader: Any) -> None:
-        """Keeps a loader's arguments; only those of few loaders, as their datasets stay in memory."""
         from feeder.loader.from_torch import options_of
 
+        given: Any = next((loader for each, loader in self._left if each is record), None)
+        if given is None or record.kind == "feeder":
+            return None if given is None else given.options()
+        return options_of(given) | {"dataset": given.dataset}
+
+    def _keep(self, record: LoaderRecord, loader: Any) -> None:
+        """Keeps a copy of a loader without its workers; of few loaders, as their datasets stay in memory."""
         with contextlib.suppress(Exception):  # a loader may be anything, and a meter must not end the training
-            given = loader.options() if record.kind == "feeder" else options_of(loader) | {"dataset": loader.dataset}
-            others = [each for each in self._arguments if each[0] is not record]
-            self._arguments = [*others[1 - _KEPT :], (record, given)]
+            left = copy.copy(loader)
+            vars(left)["_iterator"] = None
+            self._left = [*[each for each in self._left if each[0] is not record][-3:], (record, left)]
 
     def _prefix(self, record: LoaderRecord) -> str:
         """Returns the start of the paths of a loader's workers."""
@@ -136,7 +138,7 @@ class LoaderHooks:
                     loader.worker_init_fn = inner
 
             record.made_ns.append((asked, time.monotonic_ns()))
-            self._keep_arguments(record, loader)
+            self._keep(record, loader)
             with contextlib.suppress(TypeError):  # an iterator without weak references goes unmetered
                 self._iterators[iterator] = _Place(record, len(record.made_ns) - 1)
                 self._meter_next(type(iterator))

@@ -9,7 +9,7 @@ Note [Expected gains]
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from feeder.system.text import count
@@ -48,10 +48,9 @@ class Advice:
         title: The remedy.
         text: The reason, with the figures.
         most: Upper bound of the factor of the training rate; None if there is none.
-        because: The reason of that bound, or of its absence.
+        because: The reason of that bound or of its absence, or the rates that were measured.
         proposal: What to try; None if it can't be tried.
-        rates: Images/s now and with the remedy, as tried; None if it was not.
-        untried: The reason why what is proposed was not tried; "" if it was.
+        gain: Measured factor of the training rate; None if it was not tried.
     """
 
     title: str
@@ -59,19 +58,12 @@ class Advice:
     most: float | None
     because: str
     proposal: Proposal | None = None
-    rates: tuple[float, float] | None = None
-    untried: str = ""
-
-    @property
-    def gain(self) -> float | None:
-        """The measured factor of the training rate; None if it was not measured."""
-        return None if self.rates is None else self.rates[1] / self.rates[0]
+    gain: float | None = None
 
     def expected(self) -> str:
         """Returns the gain in words."""
-        if self.rates is not None:
-            before, after = self.rates
-            return f"measured: {self.gain:.2f}x, from {before:,.0f} to {after:,.0f} images/s"
+        if self.gain is not None:
+            return f"measured: {self.gain:.2f}x, {self.because}"
         if self.most is None or self.most >= _NO_BOUND:
             return f"no bound: {self.because if self.most is None else _NO_STEP}"
         return f"at most {self.most:.2f}x: {self.because}"
@@ -166,9 +158,9 @@ def _faster_batches(main: LoaderTimes, load: MachineLoad, cores: int) -> list[Ad
     workers = _more_workers(main, load, cores)
     number = record.workers if workers is None or workers.proposal is None else workers.proposal.num_workers
     native = None if record.convertible is None else _native(main, record.convertible, number)
-    nothing_else = workers is None and record.path_reason is None
-    cheaper = nothing_else or native is not None or load.used_cores > 0.8 * cores
-    return [workers, native, _cheaper(main, number) if cheaper else None]
+    if workers is not None and native is None and load.used_cores <= 0.8 * cores:
+        return [workers]
+    return [workers, native, _cheaper(main, number)]
 
 
 def _more_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | None:
@@ -198,13 +190,14 @@ def _more_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | 
             f"Workers wait for storage {main.storage_share:.0%} of their time in the data set, and more of them can "
             "wait at the same time. Shards (feeder shard) need fewer, longer reads."
         )
-        return _number(main, 2 * record.workers, text)
+        return _by_step(main, f"num_workers={2 * record.workers}", text, Proposal(2 * record.workers))
 
     free = cores - load.used_cores
     workers = min(cores, record.workers + max(1, int(free)))
     if free <= 0.5 or workers <= record.workers:
         return None
-    return _number(main, workers, f"{_workers(record.workers)} always busy, and {free:.1f} of {cores} cores are free.")
+    text = f"{_workers(record.workers)} always busy, and {free:.1f} of {cores} cores are free."
+    return _by_step(main, f"num_workers={workers}", text, Proposal(workers))
 
 
 def _first_workers(main: LoaderTimes, cores: int) -> Advice | None:
@@ -222,10 +215,7 @@ def _first_workers(main: LoaderTimes, cores: int) -> Advice | None:
         f"The training loop makes each batch itself ({_ms(main.wait_a_batch_s)}) and then computes the step "
         f"({_ms(main.step_a_batch_s)}). Workers would make batches during the step."
     )
-    return _number(main, max(1, min(most, math.ceil(making / max(main.step_a_batch_s, 1e-6)))), text)
-
-
-def _number(main: LoaderTimes, workers: int, text: str) -> Advice:
+    workers = max(1, min(most, math.ceil(making / max(main.step_a_batch_s, 1e-6))))
     return _by_step(main, f"num_workers={workers}", text, Proposal(workers))
 
 
@@ -251,9 +241,7 @@ def _native(main: LoaderTimes, kind: str, workers: int) -> Advice:
         f"This {kind} reads, decodes and augments images in Python. feeder.from_torch makes it a dataset of the same "
         "samples and transform, whose images are made natively; `feeder.explain(dataset)` says what stays in Python."
     )
-    given = "" if workers == main.record.workers else f", num_workers={workers}"
-    title = f"feeder.DataLoader(feeder.from_torch(dataset){given}, ...)"
-    return _by_step(main, title, text, Proposal(workers, "files"))
+    return _by_step(main, "feeder.DataLoader(feeder.from_torch(dataset), ...)", text, Proposal(workers, "files"))
 
 
 def _cheaper(main: LoaderTimes, workers: int) -> Advice:
@@ -266,13 +254,9 @@ def _cheaper(main: LoaderTimes, workers: int) -> Advice:
         "feeder.DataLoader on seekable shards decodes only what a crop needs; `feeder bench DIR` measures it on your "
         "images and this machine."
     )
-    title = "Make each image cheaper: feeder shard, feeder.DataLoader"
-    if record.convertible is None:
-        return replace(_by_step(main, title, text), untried="only this dataset itself knows what files it reads")
-    if record.fetches and main.storage_share > _MOSTLY:
-        return replace(_by_step(main, title, text), untried="shards just written would be read from memory")
-    given = "" if workers == record.workers else f", num_workers={workers}"
-    return _by_step(main, title + given, text, Proposal(workers, "shards"))
+    # Shards just written would be read from memory.
+    proposal = None if record.fetches and main.storage_share > _MOSTLY else Proposal(workers, "shards")
+    return _by_step(main, "Make each image cheaper: feeder shard, feeder.DataLoader", text, proposal)
 
 
 def _workers(number: int) -> str:

@@ -108,13 +108,10 @@ def render(found: Analysis, gpu_absent: str | None, width: int = 80) -> str:
 
     helpful = [advice for advice in found.advice if advice.gain is None or advice.gain >= _CLEAR_GAIN]
     if helpful:
-        is_tried = any(advice.rates for advice in helpful)
-        how = " (measured: tried after the run, with steps like the script's)" if is_tried else ""
-        lines += ["", f"What to do{how}:"]
+        lines += ["", "What to do:"]
     for number, advice in enumerate(helpful, 1):
         lines += wrap(f"{number}. {advice.title} ({advice.expected()})", width, indent="   ")
-        untried = f" Not tried: {advice.untried}." if advice.untried else ""
-        lines += wrap(f"{advice.text}{untried}", width, first="   ", indent="   ")
+        lines += wrap(advice.text, width, first="   ", indent="   ")
     useless = [f"{advice.title} ({advice.expected()})" for advice in found.advice if advice not in helpful]
     if useless:
         lines += ["", *wrap(f"Tried without gain: {'; '.join(useless)}.", width)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
@@ -10,7 +11,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from feeder.system.cores import cores, local_world_size
 from feeder.system.nvml import Nvml, open_nvml
@@ -22,8 +22,7 @@ from feeder.tools.instrument.launch import run_script
 from feeder.tools.instrument.record import Sample
 from feeder.tools.instrument.script_file import read_source
 from feeder.tools.profile.advice import Proposal
-from feeder.tools.profile.analysis import Analysis, analyse, render
-from feeder.tools.profile.times import LoaderTimes
+from feeder.tools.profile.analysis import analyse, render
 from feeder.tools.terminal import columns
 
 _MOST_SAMPLES = 4000
@@ -62,26 +61,22 @@ def profile(script: str, arguments: Sequence[str]) -> int:
         record.busy_threads = _busy_threads()
         found = analyse(record, max(1, cores().usable // local_world_size()))
         if found.main is not None and found.bound is not None:
-            found = _tried(found, found.main, meter.arguments_of(found.main.record), code, folder)
+            from feeder.tools.profile.trials import Trials, with_trials  # which need torch
+
+            trials = Trials(meter.arguments_of(found.main.record), found.main, found.load.own_cores or 0.0, folder)
+            advice = with_trials(
+                found.advice,
+                Proposal(found.main.record.workers),
+                trials.measure,
+                trials.problem() if code in (0, EXIT_INTERRUPTED) else "the script failed",
+                functools.partial(say, file=sys.stderr),
+            )
+            found = replace(found, advice=advice)
 
     rank = own_rank()
     head = "feeder profile" if rank is None else f"feeder profile, rank {rank}"
     say(f"\n{head}\n{render(found, nvml if isinstance(nvml, str) else None, columns())}", file=sys.stderr)
     return code
-
-
-def _tried(found: Analysis, main: LoaderTimes, arguments: dict[str, Any] | None, code: int, folder: str) -> Analysis:
-    """Returns the verdict with what trials measured; ``code`` is the script's exit code."""
-    from feeder.tools.profile.trials import Trials, with_trials  # which needs torch
-
-    trials = Trials(arguments, main, found.load.own_cores or 0.0, folder)
-    problem = trials.problem() if code in (0, EXIT_INTERRUPTED) else "the script failed"
-    now = Proposal(main.record.workers)
-    return replace(found, advice=with_trials(found.advice, now, trials.measure, problem, _note))
-
-
-def _note(line: str) -> None:
-    say(f"feeder profile: {line}", file=sys.stderr)
 
 
 class _Sampler:

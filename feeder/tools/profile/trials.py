@@ -36,7 +36,6 @@ TRIAL_S = 3.0
 _SHARDED = 256  # images, at most
 _DRAWN = 1 << 15
 _BATCH_S = 0.1
-_OF_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context", "worker_init_fn")
 _TIMEOUT_S = 30.0  # for a worker that hangs
 
 
@@ -56,21 +55,23 @@ def with_trials(
         problem: The reason why nothing can be tried; None if it can.
         note: Called with a line before the first trial.
     """
-    proposed = [each for each in advice if each.proposal is not None]
-    if proposed and problem is None:
-        note(f"trying {count(1 + len(proposed), 'setting')} for {TRIAL_S:g} s each; Ctrl-C skips one")
-    before = problem or (_rate(measure, now) if proposed else "")
+    number = sum(each.proposal is not None for each in advice)
+    if number and problem is None:
+        tries = f"trying {count(1 + number, 'setting')} for {TRIAL_S:g} s each, with steps like the script's"
+        note(f"feeder profile: {tries}; Ctrl-C skips one")
 
-    found = []
-    for each in advice:
-        if each.proposal is not None:
-            after = before if isinstance(before, str) else _rate(measure, each.proposal)
-            if isinstance(before, str) or isinstance(after, str):
-                each = replace(each, untried=str(after))
-            else:
-                each = replace(each, rates=(before, after))
-        found.append(each)
+    before = problem or (_rate(measure, now) if number else "")
+    found = [each if each.proposal is None else _tried(each, each.proposal, before, measure) for each in advice]
     return sorted(found, key=lambda each: (each.gain is None, -(each.gain or each.most or 0)))
+
+
+def _tried(advice: Advice, proposal: Proposal, before: float | str, measure: Callable[[Proposal], float]) -> Advice:
+    """Returns the advice with its gain over the rate before, or with the reason why that can't be measured."""
+    after = before if isinstance(before, str) else _rate(measure, proposal)
+    if isinstance(before, str) or isinstance(after, str):
+        return replace(advice, because=f"{advice.because}; not tried: {after}")
+    rates = f"from {before:,.0f} to {after:,.0f} images/s with {count(proposal.num_workers, 'worker')}"
+    return replace(advice, gain=after / before, because=rates)
 
 
 def _rate(measure: Callable[[Proposal], float], proposal: Proposal) -> float | str:
@@ -90,7 +91,7 @@ class Trials:
         arguments: The loader's arguments, as :meth:`LoaderHooks.arguments_of` gives them.
         times: The loader's times.
         own_cores: Cores that the script's process kept busy.
-        folder: An empty folder for shards.
+        folder: A folder for shards.
     """
 
     def __init__(self, arguments: Mapping[str, Any] | None, times: LoaderTimes, own_cores: float, folder: str) -> None:
@@ -99,23 +100,22 @@ class Trials:
         self._folder = folder
         self._images = times.images / times.batches
         self._batch_s = times.wait_a_batch_s + times.step_a_batch_s
-
-        making_s = times.making_s or times.wait_a_batch_s
-        made_s = 0.0 if times.record.workers else making_s * (1 - times.dataset_share * (1 - times.cpu_share))
-        self._busy_s = own_cores * self._batch_s - made_s  # of the step
+        making_s = 0.0 if times.record.workers else times.making_s or times.wait_a_batch_s
+        self._busy_s = own_cores * self._batch_s - making_s * (1 - times.dataset_share * (1 - times.cpu_share))
         # torch computes with several threads only on many numbers.
         self._numbers = torch.ones(1 << (18 if self._busy_s > 1.1 * times.step_a_batch_s else 12))
 
     def problem(self) -> str | None:
         """Returns the reason why nothing can be tried; None if it can."""
-        if "dataset" not in self._arguments:
-            return "its dataset is not there any more"
-        if isinstance(self._arguments["dataset"], IterableDataset):
-            return "a stream can't be read again"
-        if self._arguments.get("service") is not None:
-            return "an input service makes its batches"
+        dataset = self._arguments.get("dataset")
         image_s = self._batch_s / self._images
-        return f"an image takes {image_s:.1f} s" if image_s > TRIAL_S / 4 else None
+        reasons = {
+            "its dataset is not there any more": dataset is None,
+            "a stream can't be read again": isinstance(dataset, IterableDataset),
+            "an input service makes its batches": self._arguments.get("service") is not None,
+            f"an image takes {image_s:.1f} s": image_s > TRIAL_S / 4,
+        }
+        return next((why for why, holds in reasons.items() if holds), None)
 
     def measure(self, proposal: Proposal) -> float:
         """Returns images/s of a setting between steps like the script's. Raises whatever its dataset raises."""
@@ -125,44 +125,41 @@ class Trials:
 
     def _step(self, batch: Any) -> None:
         share = batch_rows(batch) / self._images
-        began, busy = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
+        busy = time.process_time()
         while time.process_time() - busy < share * self._busy_s:
             self._numbers.exp()
         time.sleep(max(0.0, share * self._times.step_a_batch_s - (time.perf_counter() - began)))
 
     def _options(self, proposal: Proposal) -> dict[str, Any]:
         """Returns the arguments of a setting's loader."""
-        unused = ("service", "metrics", "generator", *(() if proposal.num_workers else _OF_WORKERS))
-        options = {name: value for name, value in self._arguments.items() if name not in unused}
-        dataset, record = options["dataset"], self._times.record
+        dataset = self._arguments["dataset"]
         if proposal.source != "dataset":
             dataset = self._shards(dataset) if proposal.source == "shards" else converted(dataset)
+        options = self._arguments | {"dataset": dataset, "num_workers": proposal.num_workers, "metrics": None}
         if proposal.num_workers:
-            options["persistent_workers"] = True
-            options["timeout"] = options.get("timeout") or _TIMEOUT_S
-            if not record.workers:
-                options["multiprocessing_context"] = "fork"
+            context = {} if self._times.record.workers else {"multiprocessing_context": "fork"}
+            options |= {"persistent_workers": True, "timeout": _TIMEOUT_S} | context
 
         if as_feeder(dataset) is not None:
             options |= {"rank": 0, "world_size": 1, "seed": 0}
-        if record.kind != "feeder":  # whose order and batches stay as they are
+        if self._times.record.kind != "feeder":  # whose order and batches stay as they are
             options["sampler"] = torch.randint(len(dataset), (_DRAWN,)).tolist()
             options["batch_size"] = max(2, int(self._images * min(1.0, _BATCH_S / self._batch_s)))
-        return options | {"dataset": dataset, "num_workers": proposal.num_workers}
+        return options
 
     def _shards(self, dataset: Any) -> ShardDataset:
         """Returns some of the images as a set of shards.
 
         Raises:
             ArgumentError: if samples are more than an image and its label.
+            TypeError: if samples would have to be guessed.
         """
-        native = converted(dataset)
-        while isinstance(native, Subset):
-            native = native.dataset
-        if native.extras:
+        native = as_feeder(converted(dataset))
+        if native is None or native.extras:
             raise ArgumentError("samples are more than an image and its label")
 
         number = min(_SHARDED, max(16, int(TRIAL_S * self._images / self._batch_s)))
         folder = tempfile.mkdtemp(dir=self._folder)
         write_shards(Subset(dataset, torch.randperm(len(dataset))[:number].tolist()), folder)
-        return ShardDataset(folder, native.recipe, exif_orientation="apply" if native.reader.exif else "ignore")
+        return ShardDataset(folder, native.recipe)
