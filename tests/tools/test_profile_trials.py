@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,24 +159,34 @@ def test_feeders_loaders_are_tried_in_their_own_order_and_as_no_rank_of_a_job(
     given = times()
     given.record.kind = "feeder"
     meter = LoaderHooks(str(tmp_path))
-    meter._keep(given.record, theirs)
+    meter.keep(given.record, theirs)
     Trials(meter.arguments_of(given.record), given, 1.0, str(tmp_path)).measure(Proposal(workers))
     ((loader, batch),) = seen
     assert (loader.path, loader.num_workers, len(loader), len(batch[0])) == ("fast", workers, 8, 4)
+
+
+class Workers:
+    """Stands for the processes of a loader with persistent workers."""
 
 
 def test_few_loaders_are_kept_for_trials_and_none_with_its_workers(tmp_path: Path) -> None:
     meter = LoaderHooks(str(tmp_path))
     loaders = [DataLoader(TensorDataset(torch.arange(n)), n, num_workers=1, prefetch_factor=5) for n in range(1, 6)]
     records = [times().record for _ in loaders]
-    for record, loader in zip([*records, records[1]], [*loaders, loaders[1]], strict=True):
-        loader._iterator = object()  # type: ignore[assignment]  # as a loader with persistent workers has
-        meter._keep(record, loader)
+    workers = [Workers() for _ in loaders]
+    for record, loader, each in zip(records, loaders, workers, strict=True):
+        vars(loader)["_iterator"] = each
+        meter.keep(record, loader)
+    meter.keep(records[1], loaders[1])
     assert [meter.arguments_of(record) is None for record in records] == [True, False, False, False, False]
     arguments = meter.arguments_of(records[1])
     assert arguments is not None
     assert (arguments["dataset"], arguments["prefetch_factor"]) == (loaders[1].dataset, 5)
-    assert all(given._iterator is None for _, given in meter._left)
+
+    held = [weakref.ref(each) for each in workers]
+    del loaders, workers, loader, each
+    gc.collect()
+    assert [each() for each in held] == [None] * 5
 
 
 def test_steps_take_the_time_and_the_processor_that_the_scripts_did(
@@ -199,15 +211,14 @@ def test_steps_take_the_time_and_the_processor_that_the_scripts_did(
 
     clock = Clock()
     monkeypatch.setattr(trials, "time", clock)
+    monkeypatch.setattr(torch, "ones", lambda numbers: clock)
     # 40 ms of a batch are 48 ms of CPU time, of which 27 ms were spent on making it.
     of_loader = times(making_s=0.03, dataset_share=0.9, cpu_share=1 - 1 / 9)
     tried = Trials({"dataset": []}, of_loader, 1.2, str(tmp_path))
-    monkeypatch.setattr(tried, "_numbers", clock)
-    tried._step(torch.ones(5))
+    tried.step(torch.zeros(5))
     assert clock.busy == pytest.approx(0.0105, abs=0.002)
     assert clock.wall == pytest.approx(0.0055, abs=0.001)
-    tried._busy_s = 0.0
-    tried._step(torch.ones(10))
+    Trials({"dataset": []}, of_loader, 0.0, str(tmp_path)).step(torch.zeros(10))
     assert clock.wall == pytest.approx(0.0155, abs=0.001)
 
 

@@ -94,7 +94,7 @@ class LoaderHooks:
             return None if given is None else given.options()
         return options_of(given) | {"dataset": given.dataset}
 
-    def _keep(self, record: LoaderRecord, loader: Any) -> None:
+    def keep(self, record: LoaderRecord, loader: Any) -> None:
         """Keeps a copy of a loader without its workers; of few loaders, as their datasets stay in memory."""
         with contextlib.suppress(Exception):  # a loader may be anything, and a meter must not end the training
             left = copy.copy(loader)
@@ -138,7 +138,7 @@ class LoaderHooks:
                     loader.worker_init_fn = inner
 
             record.made_ns.append((asked, time.monotonic_ns()))
-            self._keep(record, loader)
+            self.keep(record, loader)
             with contextlib.suppress(TypeError):  # an iterator without weak references goes unmetered
                 self._iterators[iterator] = _Place(record, len(record.made_ns) - 1)
                 self._meter_next(type(iterator))

@@ -121,9 +121,10 @@ class Trials:
         """Returns images/s of a setting between steps like the script's. Raises whatever its dataset raises."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return run(DataLoader(**self._options(proposal)), TRIAL_S, self._step).images_per_s
+            return run(DataLoader(**self._options(proposal)), TRIAL_S, self.step).images_per_s
 
-    def _step(self, batch: Any) -> None:
+    def step(self, batch: Any) -> None:
+        """Takes as long as the script's step would for a batch, and as much CPU time."""
         share = batch_rows(batch) / self._images
         began = time.perf_counter()
         busy = time.process_time()
