@@ -99,7 +99,11 @@ def _converted_loader(loader: Any, transform: Any, strict: bool) -> Any:
             if name == "MultiEpochsDataLoader":
                 way_out = "leave use_multi_epochs_loader out; persistent_workers keeps workers between epochs too"
             raise TypeError(f"{name} has a {method} of its own, which feeder does not guess: {way_out}")
+    return DataLoader(dataset, **options_of(loader), **_order(loader))
 
+
+def options_of(loader: Any) -> dict[str, Any]:
+    """Returns the arguments of a loader of torch's for feeder's; its dataset, order and batches are left out."""
     options = {name: getattr(loader, name) for name in _SAME}
     function = loader.collate_fn
     does_as_torchs = f"{function.__module__}.{getattr(function, '__name__', '')}" == "timm.data.loader.fast_collate"
@@ -107,7 +111,7 @@ def _converted_loader(loader: Any, transform: Any, strict: bool) -> Any:
         options["collate_fn"] = loader.collate_fn
     if loader.prefetch_factor != DEFAULT_PREFETCH:
         options["prefetch_factor"] = loader.prefetch_factor
-    return DataLoader(dataset, **options, **_order(loader))
+    return options
 
 
 def _order(loader: Any) -> dict[str, Any]:

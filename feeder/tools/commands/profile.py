@@ -15,9 +15,10 @@ def add(commands: Any) -> None:
         ),
         help="run a training script and tell how long it waits for data, and why",
         description="Runs a script as it is, with torch's or feeder's DataLoader, measures its loaders and steps, the "
-        "processors and the GPU, and prints a summary to stderr. Options after the script are its own. Ctrl-C ends the "
-        "script and reports the measurements so far. Other processes that the script starts are not measured: under "
-        "torchrun each rank prints its own summary (torchrun --nproc-per-node 2 -m feeder profile train.py).",
+        "processors and the GPU, and prints a summary to stderr. When the script has ended, what can be tried of the "
+        "advice is tried for seconds. Options after the script are its own. Ctrl-C ends the script and reports the "
+        "measurements so far. Other processes that the script starts are not measured: under torchrun each rank prints "
+        "its own summary (torchrun --nproc-per-node 2 -m feeder profile train.py).",
         epilog="exit codes: the script's own; 1 if there is no such script, 2 wrong usage",
     )
 

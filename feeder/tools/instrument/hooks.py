@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import functools
 import importlib.abc
 import importlib.machinery
@@ -63,6 +64,7 @@ class LoaderHooks:
         self._local = threading.local()
         self.records: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
         self._likes: dict[Any, tuple[weakref.ref[Any] | None, LoaderRecord]] = {}
+        self._left: list[tuple[LoaderRecord, Any]] = []  # of the loaders that were used last
         self._stages_before: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
         self._iterators: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
 
@@ -73,7 +75,8 @@ class LoaderHooks:
         sys.meta_path.insert(0, _Finder(self._hooks))
 
     def finish(self) -> ProcessRecord:
-        """Returns the measurements, those of the workers included."""
+        """Returns the measurements, those of the workers included. What this thread does later is not measured."""
+        self._local.inside = True
         self.record.ended_ns = time.monotonic_ns()
         for record in self.record.loaders:
             record.fetches += read_fetches(self._prefix(record))
@@ -81,6 +84,22 @@ class LoaderHooks:
         for loader in list(self.records):
             self.note_stats(loader)
         return self.record
+
+    def arguments_of(self, record: LoaderRecord) -> dict[str, Any] | None:
+        """Returns the arguments by which ``feeder.DataLoader`` does as a loader of the script's; None if unknown."""
+        from feeder.loader.from_torch import options_of
+
+        given: Any = next((loader for each, loader in self._left if each is record), None)
+        if given is None or record.kind == "feeder":
+            return None if given is None else given.options()
+        return options_of(given) | {"dataset": given.dataset}
+
+    def keep(self, record: LoaderRecord, loader: Any) -> None:
+        """Keeps a copy of a loader without its workers; of few loaders, as their datasets stay in memory."""
+        with contextlib.suppress(Exception):  # a loader may be anything, and a meter must not end the training
+            left = copy.copy(loader)
+            vars(left)["_iterator"] = None
+            self._left = [*[each for each in self._left if each[0] is not record][-3:], (record, left)]
 
     def _prefix(self, record: LoaderRecord) -> str:
         """Returns the start of the paths of a loader's workers."""
@@ -119,6 +138,7 @@ class LoaderHooks:
                     loader.worker_init_fn = inner
 
             record.made_ns.append((asked, time.monotonic_ns()))
+            self.keep(record, loader)
             with contextlib.suppress(TypeError):  # an iterator without weak references goes unmetered
                 self._iterators[iterator] = _Place(record, len(record.made_ns) - 1)
                 self._meter_next(type(iterator))

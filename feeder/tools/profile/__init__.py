@@ -1,9 +1,9 @@
 """``feeder profile``: runs a training script as it is and shows how long it waits for data, why, and what would help.
 
-sampler                          measures the script's processes and the GPU; :mod:`feeder.tools.instrument` the loaders
-times, analysis                  measurements -> times of each loader, verdict
-advice                           verdict -> advice
-text_report                      verdict -> text
+session                          runs the script, and samples its processes and the GPU
+times, analysis                  measurements of :mod:`feeder.tools.instrument` -> times of each loader, verdict, text
+advice                           verdict -> advice, with the bounds of its gains
+trials                           advice -> measured gains
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
 """Advice from a loader's times: what takes the time of a batch, what to do, and the gain to expect.
 
 Note [Expected gains]
-    A gain is a ratio of rates. It is computed from the means of the wait W for a batch, the step S, and the time F to
-    make a batch. Without workers a batch takes W + S. With n workers it takes at least S, F / n, and all CPU time
-    divided by the number of cores. If busy workers get more workers beside them, W + S shrinks in proportion, but not
-    below S. A gain that can't be computed from the measurements is shown as "up to (W + S) / S" or, for mistakes in the
-    script, as not measured.
+    A gain is a ratio of the training's rates. No formula predicts it: it is measured (:mod:`.trials`) or a bound, which
+    is said with its reason. A batch takes a wait W and a step S. If nothing waited for data any more, it would take S,
+    so no advice on loading gives more than (W + S) / S.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from feeder.system.text import count
 from feeder.tools.instrument.record import TRAINER_DECODE, ProcessRecord
@@ -25,7 +23,21 @@ _WORKERS_BUSY = 0.7
 _OVERBOOKED = 0.5
 _MOSTLY = 0.5  # of the wait
 _NO_BOUND = 100.0  # a gain that is possible only with an empty step
+_NO_STEP = "the step takes hardly any time"
 _MOST_A_CORE = 4  # workers per core that nearly always wait for storage; with more, the disk is likely the limit
+
+
+class Proposal(NamedTuple):
+    """A setting of a loader that can be tried.
+
+    Args:
+        num_workers: Number of workers.
+        source: The samples: "dataset" for the script's own dataset, "files" for feeder's of the same files, "shards"
+            for shards of them.
+    """
+
+    num_workers: int
+    source: Literal["dataset", "files", "shards"] = "dataset"
 
 
 @dataclass(frozen=True)
@@ -35,26 +47,30 @@ class Advice:
     Args:
         title: The remedy.
         text: The reason, with the figures.
-        gain: Expected factor of the training rate; None if it was not measured.
-        is_bound: True if the gain is an upper bound.
+        most: Upper bound of the factor of the training rate; None if there is none.
+        because: The reason of that bound or of its absence, or the rates that were measured.
+        proposal: What to try; None if it can't be tried.
+        gain: Measured factor of the training rate; None if it was not tried.
     """
 
     title: str
     text: str
+    most: float | None
+    because: str
+    proposal: Proposal | None = None
     gain: float | None = None
-    is_bound: bool = False
 
     def expected(self) -> str:
         """Returns the gain in words."""
-        if self.gain is None:
-            return "not measured"
-        if self.is_bound and self.gain >= _NO_BOUND:
-            return "no bound: the step takes hardly any time"
-        return ("up to " if self.is_bound else "") + f"{self.gain:.2f}x"
+        if self.gain is not None:
+            return f"measured: {self.gain:.2f}x, {self.because}"
+        if self.most is None or self.most >= _NO_BOUND:
+            return f"no bound: {self.because if self.most is None else _NO_STEP}"
+        return f"at most {self.most:.2f}x: {self.because}"
 
 
 def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> list[Advice]:
-    """Returns the advice for a run, by expected gain.
+    """Returns the advice for a run, by the bound of its gain.
 
     Args:
         main: The loader that matters most, with batches that count.
@@ -66,7 +82,7 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
     found: list[Advice | None] = []
     if record.path_reason is not None:
         text = f"The loader runs torch's path, without feeder's speed: {record.path_reason}."
-        found.append(Advice("feeder's fast path", text, main.most if bound == "input" else None, True))
+        found.append(_by_step(main, "feeder's fast path", text))
     if bound == "input":
         found += _faster_batches(main, load, cores)
     elif load.gpu_busy is not None and load.gpu_busy < 0.8:
@@ -75,13 +91,14 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
             "Waits for results (.item(), printing) and many small kernels (torch.compile) are the usual causes."
         )
         title = "Keep the GPU supplied from the training loop"
-        found.append(Advice(title, text, 1 / max(0.01, load.gpu_busy), True))
+        found.append(Advice(title, text, 1 / max(0.01, load.gpu_busy), f"the GPU is busy {load.gpu_busy:.0%} already"))
 
     if record.workers and not record.persistent:
         gain = main.total_s / max(1e-6, main.total_s - main.epoch_start_s)
-        text = f"Starting the workers again for each of {count(main.epochs, 'epoch')} took {main.epoch_start_s:.1f} s."
-        found += [Advice("persistent_workers=True", text, gain)] * (gain >= 1 + NOTICEABLE_GAIN)
-    return sorted(filter(None, found), key=lambda each: -(each.gain or 0))
+        text = f"The workers are started again for each of {count(main.epochs, 'epoch')}."
+        why = f"the starts took {main.epoch_start_s:.1f} of {main.total_s:.1f} s"
+        found += [Advice("persistent_workers=True", text, gain, why)] * (gain >= 1 + NOTICEABLE_GAIN)
+    return sorted(filter(None, found), key=lambda each: -(each.most or 0))
 
 
 def fewer_threads(process: ProcessRecord, cores: int) -> list[Advice]:
@@ -100,7 +117,8 @@ def fewer_threads(process: ProcessRecord, cores: int) -> list[Advice]:
         f"torch computes with {threads} threads on {count(cores, 'core')} ({busy} threads of this process were busy). "
         "Those that wait for one without a core spin, which keeps cores from it and from the workers."
     )
-    return [Advice(f"OMP_NUM_THREADS={cores}, or torch.set_num_threads({cores})", text)]
+    title = f"OMP_NUM_THREADS={cores}, or torch.set_num_threads({cores})"
+    return [Advice(title, text, None, "only the script itself shows what its step gains")]
 
 
 def stage_text(main: LoaderTimes) -> str:
@@ -138,26 +156,24 @@ def _faster_batches(main: LoaderTimes, load: MachineLoad, cores: int) -> list[Ad
         return []
 
     workers = _more_workers(main, load, cores)
-    native = None if record.convertible is None else _native(main, record.convertible)
-    # Cheaper images are the remedy where there is no other, or hardly a core is free for another one.
-    nothing_else = workers is None and native is None and record.path_reason is None
-    cheaper = _cheaper(main) if nothing_else or load.used_cores > 0.8 * cores else None
-    return [workers, native, cheaper]
+    number = record.workers if workers is None or workers.proposal is None else workers.proposal.num_workers
+    native = None if record.convertible is None else _native(main, record.convertible, number)
+    if workers is not None and native is None and load.used_cores <= 0.8 * cores:
+        return [workers]
+    return [workers, native, _cheaper(main, number)]
 
 
 def _more_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | None:
-    """Returns the advice on the number of workers, or why another one would not help."""
+    """Returns the advice on the number of workers; None if there is no core for another one."""
     record = main.record
-    batch_s = main.wait_a_batch_s + main.step_a_batch_s
     if record.workers == 0:
-        return _first_workers(main, load, cores)
+        return _first_workers(main, cores)
     if main.queued_share > _OVERBOOKED:
         text = (
             f"Workers wait for a core {main.queued_share:.0%} of their time in the data set: this process may use "
             f"{cores}, which other processes and threads use too."
         )
-        gain = main.gain(batch_s * (1 - main.queued_share))
-        return Advice("More cores, or fewer processes and threads on them", text, gain, True)
+        return _by_step(main, "More cores, or fewer processes and threads on them", text)
 
     busy = main.workers_busy
     if busy is None and load.children_cores is not None:
@@ -167,47 +183,46 @@ def _more_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | 
             f"{_workers(record.workers)} busy only {busy:.0%} of the time, yet the loop waits: too few batches are "
             "made ahead, or their transfer (pinning, large samples, a slow sampler) is the limit."
         )
-        return Advice("A larger prefetch_factor, or smaller batches to transfer", text, main.most, True)
+        return _by_step(main, "A larger prefetch_factor, or smaller batches to transfer", text)
 
-    if record.fetches and main.storage_share > 0.5:
+    if record.fetches and main.storage_share > _MOSTLY:
         text = (
             f"Workers wait for storage {main.storage_share:.0%} of their time in the data set, and more of them can "
             "wait at the same time. Shards (feeder shard) need fewer, longer reads."
         )
-        return Advice(f"num_workers={2 * record.workers}", text, main.gain(batch_s / 2))
+        return _by_step(main, f"num_workers={2 * record.workers}", text, Proposal(2 * record.workers))
 
     free = cores - load.used_cores
     workers = min(cores, record.workers + max(1, int(free)))
-    gain = main.gain(batch_s * record.workers / workers)
-    if free <= 0.5 or gain < 1 + NOTICEABLE_GAIN:
+    if free <= 0.5 or workers <= record.workers:
         return None
     text = f"{_workers(record.workers)} always busy, and {free:.1f} of {cores} cores are free."
-    return Advice(f"num_workers={workers}", text, gain)
+    return _by_step(main, f"num_workers={workers}", text, Proposal(workers))
 
 
-def _first_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | None:
-    """Returns the advice for a loop that makes its batches itself; None if workers would not help."""
-    wait = main.wait_a_batch_s
-    step = main.step_a_batch_s
-    making = main.making_s if main.making_s is not None else wait
-    # Workers that compute share the cores with the step; those that wait for storage need none.
+def _first_workers(main: LoaderTimes, cores: int) -> Advice | None:
+    """Returns the advice for a loop that makes its batches itself; None on one core that workers would share with it.
+
+    As many workers are proposed as make a batch in the time of a step.
+    """
+    making = main.making_s if main.making_s is not None else main.wait_a_batch_s
+    # Workers that compute need cores; those that wait for storage need none.
     storage = main.storage_share if main.record.fetches else 0.0
-    workers = int(max(1, cores - 1) / max(1 / _MOST_A_CORE, 1 - storage))
-    # The process that both loads and trains will take as much CPU time as before.
-    cpu_before = (load.own_cores or 0) * (wait + step)
-    computing = making * (1 - storage) + min(step, making)
-    # Seconds of a batch with workers; see Note [Expected gains].
-    after = max(step, making / workers, computing / cores, cpu_before / cores)
-
-    gain = main.gain(after)
-    if gain < 1 + NOTICEABLE_GAIN:
+    most = int(cores / max(1 / _MOST_A_CORE, 1 - storage))
+    if most < 2:
         return None
     text = (
-        f"The training loop makes each batch itself ({_ms(wait)}) and then computes the step ({_ms(step)}). Workers "
-        "would make batches during the step."
+        f"The training loop makes each batch itself ({_ms(main.wait_a_batch_s)}) and then computes the step "
+        f"({_ms(main.step_a_batch_s)}). Workers would make batches during the step."
     )
-    needed = max(1, min(workers, math.ceil(making / max(after, 1e-6))))
-    return Advice(f"num_workers={needed}", text, gain)
+    workers = max(1, min(most, math.ceil(making / max(main.step_a_batch_s, 1e-6))))
+    return _by_step(main, f"num_workers={workers}", text, Proposal(workers))
+
+
+def _by_step(main: LoaderTimes, title: str, text: str, proposal: Proposal | None = None) -> Advice:
+    """Returns advice whose gain the step limits; see Note [Expected gains]."""
+    why = f"the step alone takes {_ms(main.step_a_batch_s)} of {_ms(main.wait_a_batch_s + main.step_a_batch_s)}"
+    return Advice(title, text, main.most, why, proposal)
 
 
 def _cheaper_decoding(main: LoaderTimes, decoding_s: float) -> Advice:
@@ -216,29 +231,32 @@ def _cheaper_decoding(main: LoaderTimes, decoding_s: float) -> Advice:
         f"({_ms(main.wait_a_batch_s)}). From seekable shards it decodes only what a crop needs; with backend='cpu' the "
         "workers decode."
     )
-    gain = main.gain(main.wait_a_batch_s + main.step_a_batch_s - decoding_s)
-    return Advice("Less to decode in the training process: seekable shards, or backend='cpu'", text, gain, True)
+    batch_s = main.wait_a_batch_s + main.step_a_batch_s
+    title = "Less to decode in the training process: seekable shards, or backend='cpu'"
+    return Advice(title, text, main.gain(batch_s - decoding_s), f"the rest takes {_ms(batch_s - decoding_s)} a batch")
 
 
-def _native(main: LoaderTimes, kind: str) -> Advice:
+def _native(main: LoaderTimes, kind: str, workers: int) -> Advice:
     text = (
         f"This {kind} reads, decodes and augments images in Python. feeder.from_torch makes it a dataset of the same "
         "samples and transform, whose images are made natively; `feeder.explain(dataset)` says what stays in Python."
     )
-    return Advice("feeder.DataLoader(feeder.from_torch(dataset), ...)", text, main.most, True)
+    return _by_step(main, "feeder.DataLoader(feeder.from_torch(dataset), ...)", text, Proposal(workers, "files"))
 
 
-def _cheaper(main: LoaderTimes) -> Advice:
-    if main.record.kind == "feeder":
+def _cheaper(main: LoaderTimes, workers: int) -> Advice:
+    record = main.record
+    if record.kind == "feeder":
         title = "Make each image cheaper: seekable shards, fewer CPU transforms, backend='dali' on a GPU"
-        text = "The stages above show where feeder's time goes; feeder tune tries settings."
-    else:
-        title = "Make each image cheaper: feeder shard, feeder.DataLoader"
-        text = (
-            "These cores can't make batches faster this way. feeder.DataLoader on seekable shards decodes only what a "
-            "crop needs; `feeder bench DIR` measures it on your images and this machine."
-        )
-    return Advice(title, text, main.most, True)
+        return _by_step(main, title, "The stages above show where feeder's time goes; feeder tune tries settings.")
+
+    text = (
+        "feeder.DataLoader on seekable shards decodes only what a crop needs; `feeder bench DIR` measures it on your "
+        "images and this machine."
+    )
+    # Shards just written would be read from memory.
+    proposal = None if record.fetches and main.storage_share > _MOSTLY else Proposal(workers, "shards")
+    return _by_step(main, "Make each image cheaper: feeder shard, feeder.DataLoader", text, proposal)
 
 
 def _workers(number: int) -> str:

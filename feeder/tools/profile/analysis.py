@@ -17,6 +17,7 @@ from feeder.tools.profile.times import LoaderTimes, MachineLoad, machine_load, o
 from feeder.tools.terminal import table, wrap
 
 _INPUT_BOUND = 0.1
+_CLEAR_GAIN = 1.1  # two short runs of one setting differ by less
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Analysis:
         input_share: See Note [Input-bound share].
         load: The machine's load while the main loader ran.
         stage: Text on where the time to make a batch goes; "" if unknown.
-        advice: Advice by expected gain.
+        advice: Advice, by gain where it was measured, then by its bound.
     """
 
     loaders: list[LoaderTimes]
@@ -105,11 +106,15 @@ def render(found: Analysis, gpu_absent: str | None, width: int = 80) -> str:
             lines += wrap(f"CPU: {own}, {found.load.children_cores:.1f} in its workers.", width)
         lines += wrap(f"GPU: {_gpu(found, gpu_absent)}.", width)
 
-    if found.advice:
-        lines += ["", "What to do, by expected gain:"]
-    for number, advice in enumerate(found.advice, 1):
+    helpful = [advice for advice in found.advice if advice.gain is None or advice.gain >= _CLEAR_GAIN]
+    if helpful:
+        lines += ["", "What to do:"]
+    for number, advice in enumerate(helpful, 1):
         lines += wrap(f"{number}. {advice.title} ({advice.expected()})", width, indent="   ")
         lines += wrap(advice.text, width, first="   ", indent="   ")
+    useless = [f"{advice.title} ({advice.expected()})" for advice in found.advice if advice not in helpful]
+    if useless:
+        lines += ["", *wrap(f"Tried without gain: {'; '.join(useless)}.", width)]
     return "\n".join(lines).rstrip()
 
 

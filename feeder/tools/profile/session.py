@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from feeder.system.cores import cores, local_world_size
 from feeder.system.nvml import Nvml, open_nvml
 from feeder.system.process_usage import cpu_seconds_by_process, stat_fields
 from feeder.system.text import say
+from feeder.tools.commands.common import EXIT_INTERRUPTED
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.launch import run_script
 from feeder.tools.instrument.record import Sample
 from feeder.tools.instrument.script_file import read_source
+from feeder.tools.profile.advice import Proposal
 from feeder.tools.profile.analysis import analyse, render
 from feeder.tools.terminal import columns
 
@@ -55,8 +59,20 @@ def profile(script: str, arguments: Sequence[str]) -> int:
         record.samples = sampler.stop()
         record.torch_threads = getattr(sys.modules.get("torch"), "get_num_threads", int)()
         record.busy_threads = _busy_threads()
+        found = analyse(record, max(1, cores().usable // local_world_size()))
+        if found.main is not None and found.bound is not None:
+            from feeder.tools.profile.trials import Trials, with_trials  # which need torch
 
-    found = analyse(record, max(1, cores().usable // local_world_size()))
+            trials = Trials(meter.arguments_of(found.main.record), found.main, found.load.own_cores or 0.0, folder)
+            advice = with_trials(
+                found.advice,
+                Proposal(found.main.record.workers),
+                trials.measure,
+                trials.problem() if code in (0, EXIT_INTERRUPTED) else "the script failed",
+                functools.partial(say, file=sys.stderr),
+            )
+            found = replace(found, advice=advice)
+
     rank = own_rank()
     head = "feeder profile" if rank is None else f"feeder profile, rank {rank}"
     say(f"\n{head}\n{render(found, nvml if isinstance(nvml, str) else None, columns())}", file=sys.stderr)
