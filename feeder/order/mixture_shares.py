@@ -101,6 +101,10 @@ class Stretch:
         self._borders: Recent[Int64s] = Recent(8)
         self._blocks: Recent[Block] = Recent(8)
 
+    def keep(self, blocks: int) -> None:
+        """Keeps so many blocks that were used last."""
+        self._blocks = Recent(blocks)
+
     def block(self, position: int) -> tuple[int, Block, int]:
         """Returns the block that has a position of the turn, and the first and the end of its positions."""
         number = self._at(position)
