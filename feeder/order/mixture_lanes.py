@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -32,30 +31,49 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.order.lanes import LaneBlocks, Lanes, by_divisors, fewer_lanes
 from feeder.order.mixture_order import PASSES, MixtureOrder
-from feeder.order.mixture_shares import BLOCK, Turn, source_seed
-from feeder.order.random import numbers_in
+from feeder.order.mixture_shares import Stretch, Turn, source_seed
+from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
+from feeder.order.random import Stream, numbers_in, philox
 from feeder.order.recent import Recent
 from feeder.order.sample_order import Order, Window
 from feeder.order.shard_sizes import compact_sizes
 from feeder.system.arrays import Int64s
 
 
+_KEPT = 1 << 16
 _MOST = (1 << 61) - 1  # passes of a run, at most; a prime
 _STEP = (math.sqrt(5) - 1) / 2
 
 
-class _Stretch(NamedTuple):
-    """The lanes in a stretch of the weights.
+class _Piece(NamedTuple):
+    """Positions of a turn that are mixed alike, and the lanes there.
 
     Attributes:
-        starts: int64 [lanes], the place in the stretch of each lane's first position in the turn.
+        start: The first of them.
+        stretch: The stretch that they are of.
+        starts: int64 [lanes], the place in the stretch of each lane's first position in the turn, by which the others
+            follow.
         bases: int64 [lanes, S], what leads from a source's numbers in the stretch to those in the lane.
         had: int64 [lanes, S], samples that the lanes have had of each source before.
     """
 
+    start: int
+    stretch: Stretch
     starts: Int64s
     bases: Int64s
     had: Int64s
+
+    def counts(self, turns: Int64s) -> Int64s:
+        """Returns the samples that the lanes have had of each source before so many of their positions, [lanes, S]."""
+        places = (self.starts + turns).tolist()
+        return np.stack([self.stretch.before(place) for place in places]) - self.bases
+
+
+class _Laid(NamedTuple):
+    """The pieces of a turn, and int64 [lanes, S], the samples of each source in the lanes up to each in an epoch."""
+
+    pieces: list[_Piece]
+    ends: Int64s
 
 
 class _Section(NamedTuple):
@@ -95,59 +113,70 @@ class MixtureInLanes(MixtureOrder):
     """The order of a mixture's epochs in lanes; see :class:`MixtureOrder` and Note [Mixtures in lanes].
 
     Raises:
-        ArgumentError: if the weights change within an epoch by a stop rule.
+        ArgumentError: if weights were set later, and epochs end by a stop rule.
     """
 
     lanes: LaneBlocks
 
     def _lanes_by(self, lanes: Lanes) -> LaneBlocks:
         shares = self.shares
-        if shares.batch is None and not shares.is_run and (shares.schedule or shares.changes):
+        if shares.batch is None and not shares.is_run and shares.changes:
             raise ArgumentError(
-                "the weights of a Mixture in Lanes change only where it has samples=, as stop= counts on the parts that "
-                "lanes have of an epoch: give samples=, batching='per_source' or shuffle=feeder.Window()"
+                "set_weights can't change a Mixture in Lanes with stop=, as lanes have had their parts of the epoch as "
+                "it was: give these weights as a schedule, or samples=, batching='per_source' or shuffle=feeder.Window()"
             )
         samples, block = shares.samples(0), lanes.block or 1
         if shares.batch is not None:
             block = math.gcd(shares.batch, block)
-            count, self._dealt = shares.batch // block, PASSES << 30
+            count = shares.batch // block
         else:
             count = fewer_lanes(lanes.count, samples // max(lanes.window, block))
-            self._dealt = samples // (count * block) * count * block
 
-        self._each = np.append(np.full(count, self._dealt // count), samples - self._dealt)  # positions in an epoch
+        self._count = count + 1
         self._row = by_divisors(count)  # the lanes in the order of their sections
         self._sections = np.argsort(self._row)
-        self._stretches: Recent[list[_Stretch]] = Recent(4)
-        self._within: Recent[tuple[int, Order]] = Recent(8 * count + 8)
+        self._turns_laid: Recent[_Laid] = Recent(4)
+        self._window = lanes.window
+        self._kept: dict[tuple[int, int, int], bytes] = {}  # keys of passes
         self._sizes = [compact_sizes(sizes) for sizes in self.shards]
         return LaneBlocks(count, block)
 
     def placed(self, epoch: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """See :meth:`MixtureOrder.placed`."""
         sources, lanes, numbers = self._dealt_at(epoch, numbers_in(self.samples_in(epoch), positions, "positions"))
-        ids, passes = np.empty_like(numbers), np.empty_like(numbers)
-        begun = self.shares.turn(epoch)[0].passes
-        groups = sources * len(self._each) + lanes
+        begun = self.shares.turn(epoch)[0].passes.tolist()
+        ids, passes, bases = np.empty_like(numbers), np.empty_like(numbers), self._starts[sources]
+        drawn, sizes, keys = np.full(len(ids), -1, np.intp), [], []
+        groups = sources * self._count + lanes
         by_group = np.argsort(groups, kind="stable")
         found, first = np.unique(groups[by_group], return_index=True)
 
         for group, rows in zip(found.tolist(), np.split(by_group, first[1:]), strict=True):
-            source, lane = divmod(group, len(self._each))
+            source, lane = divmod(group, self._count)
             section = self._section(epoch, source, lane)
             while len(rows):
                 number = section.pass_of(int(numbers[rows].min()))
                 is_here = numbers[rows] < section.before(number + 1)
                 here, rows = rows[is_here], rows[~is_here]
-                start, order = self._pass_of(source, lane, section.span(number))
-                passes[here] = at = (int(begun[source]) + number) % PASSES
-                ids[here] = self._starts[source] + start + order.ids(at, numbers[here] - section.before(number))
-        return ids, passes
+                start, end = section.span(number)
+                bases[here] += start
+                ids[here] = numbers[here] - section.before(number)
+                passes[here] = at = (begun[source] + number) % PASSES
+                if end - start > self._window:
+                    ids[here] = self._order_in(source, lane, start, end).ids(at, ids[here])
+                    continue
+                drawn[here] = len(keys)  # at once, below
+                sizes.append(end - start)
+                keys.append(self._section_keys(source, lane, at))
+
+        here, tables = np.flatnonzero(drawn >= 0), np.frombuffer(b"".join(keys), np.uint64).reshape(-1, FEISTEL_ROUNDS)
+        ids[here] = permute_each(ids[here], np.array(sizes, np.int64), tables, drawn[here])
+        return ids + bases, passes
 
     def positions(self, epoch: int, ids: npt.ArrayLike) -> Int64s:
         """See :meth:`MixtureOrder.positions`."""
         found = numbers_in(self.samples, ids, "sample ids")
-        begun = self.shares.turn(epoch)[0].passes
+        begun = self.shares.turn(epoch)[0].passes.tolist()
         begins, ends = (self._had_in_lanes(epoch, position) for position in (0, self.samples_in(epoch)))
         sources, places = self.source_of(found), []
 
@@ -159,9 +188,8 @@ class MixtureInLanes(MixtureOrder):
                 for number in range(section.pass_of(int(begin)), section.pass_of(int(end) - 1) + 1):
                     start, past = section.span(number)
                     if start <= own < past:
-                        order = self._pass_of(source, lane, (start, past))[1]
-                        at = int(order.positions((int(begun[source]) + number) % PASSES, [own - start])[0])
-                        at += section.before(number)
+                        order, at = self._order_in(source, lane, start, past), (begun[source] + number) % PASSES
+                        at = section.before(number) + int(order.positions(at, [own - start])[0])
                         places += [self._position(epoch, source, lane, at)] if begin <= at < end else []
         return np.array(places, np.int64)
 
@@ -175,21 +203,23 @@ class MixtureInLanes(MixtureOrder):
         (turn, first), shares, block = self.shares.turn(epoch), self.shares, self.lanes.block
         blocks = positions // block
         rounds = blocks // self.lanes.count
-        is_left = positions >= self._dealt
+        each = self._each(epoch)
+        dealt = int(each[0]) * self.lanes.count
+        is_left = positions >= dealt
         lanes = np.where(is_left, self.lanes.count, self._sections[blocks - rounds * self.lanes.count])
         if shares.batch is not None:
             sources, numbers = self._numbers(turn.block, positions // shares.batch + first)
             return sources, lanes, numbers * block + positions - blocks * block
 
-        turns = np.where(is_left, positions - self._dealt, positions + (rounds - blocks) * block)
-        turns += epoch * self._each[lanes] * shares.is_run
+        turns = np.where(is_left, positions - dealt, positions + (rounds - blocks) * block)
+        turns += epoch * each[lanes] * shares.is_run
         sources, numbers = np.empty_like(positions), np.empty_like(positions)
-        at = np.searchsorted([each.start for each in turn.stretches], positions + first, side="right") - 1
+        pieces = self._laid(epoch).pieces
+        at = np.searchsorted([each.start for each in pieces], positions + first, side="right") - 1
         for number in np.unique(at).tolist():
-            here, stretch = np.flatnonzero(at == number), self._laid(epoch, turn)[number]
-            places = stretch.starts[lanes[here]] + turns[here]
-            sources[here], found = self._numbers(turn.stretches[number].block, places)
-            numbers[here] = found - stretch.bases[lanes[here], sources[here]]
+            here, piece = np.flatnonzero(at == number), pieces[number]
+            sources[here], found = self._numbers(piece.stretch.block, piece.starts[lanes[here]] + turns[here])
+            numbers[here] = found - piece.bases[lanes[here], sources[here]]
         return sources, lanes, numbers
 
     def _position(self, epoch: int, source: int, lane: int, number: int) -> int:
@@ -199,41 +229,43 @@ class MixtureInLanes(MixtureOrder):
             batch, within = divmod(number, block)
             return (turn.find(source, batch) - first) * self.shares.batch + int(self._row[lane]) * block + within
 
-        laid = self._laid(epoch, turn)
-        at = bisect.bisect_right(laid, number, key=lambda each: int(each.had[lane, source])) - 1
-        place = turn.stretches[at].find(source, number + int(laid[at].bases[lane, source]))
-        own = place - int(laid[at].starts[lane]) - epoch * int(self._each[lane]) * self.shares.is_run
+        pieces = self._laid(epoch).pieces
+        piece = pieces[bisect.bisect_right(pieces, number, key=lambda each: int(each.had[lane, source])) - 1]
+        place = piece.stretch.find(source, number + int(piece.bases[lane, source]))
+        each = self._each(epoch).tolist()
+        own = place - int(piece.starts[lane]) - epoch * each[lane] * self.shares.is_run
         if lane == self.lanes.count:
-            return self._dealt + own
+            return each[0] * lane + own
         rounds, within = divmod(own, block)
         return (rounds * self.lanes.count + int(self._row[lane])) * block + within
 
-    def _laid(self, epoch: int, turn: Turn) -> list[_Stretch]:
-        """Returns the lanes in each stretch of an epoch's turn."""
-        return self._stretches.get(0 if self.shares.is_run else epoch, partial(self._newly_laid, turn))
+    def _laid(self, epoch: int) -> _Laid:
+        """Returns the lanes in an epoch's turn."""
+        key = 0 if self.shares.is_run else epoch
+        return self._turns_laid.get(key, partial(self._newly_laid, key, self.shares.turn(epoch)[0]))
 
-    def _newly_laid(self, turn: Turn) -> list[_Stretch]:
-        laid: list[_Stretch] = []
-        had = np.zeros((len(self._each), len(self.shares.names)), np.int64)
-        for number, stretch in enumerate(turn.stretches):
-            stretch.keep(2 * len(self._each))
-            begun = self._turns_before(stretch.start)
-            if number:
-                had = self._counts(turn, number - 1, laid[-1], begun)
-            begin, length = stretch.start, self._dealt // self.lanes.count
-            if self.shares.is_run:  # which has room, also for lanes that begin with a block
-                begin = -(-begin // BLOCK) * BLOCK
-                length = (stretch.end - begin) // len(self._each) // BLOCK * BLOCK
-            begins = begin + np.arange(len(self._each)) * length
-            bases = np.stack([stretch.before(int(place)) for place in begins]) - had
-            laid.append(_Stretch(begins - begun, bases, had))
-        return laid
-
-    @staticmethod
-    def _counts(turn: Turn, number: int, laid: _Stretch, turns: Int64s) -> Int64s:
-        """Returns the samples that each lane has had of each source before so many of its positions, by a stretch."""
-        places = (laid.starts + turns).tolist()
-        return np.stack([turn.stretches[number].before(place) for place in places]) - laid.bases
+    def _newly_laid(self, epoch: int, turn: Turn) -> _Laid:
+        pieces: list[_Piece] = []
+        had = np.zeros((self._count, len(self.shares.names)), np.int64)
+        later = [*(each.start for each in turn.stretches[1:]), turn.end]
+        both = zip(turn.stretches, later, strict=True)
+        starts = [(start, each) for each, end in both for start in each.starts if start < end]
+        for (start, stretch), end in zip(starts, [*(start for start, _ in starts[1:]), turn.end], strict=True):
+            stretch.keep(2 * self._count)
+            begun = self._turns_before(epoch, start)
+            had = pieces[-1].counts(begun) if pieces else had
+            if self.shares.is_run:  # which has room, also for lanes that begin with an epoch
+                period = self.shares.samples(0)
+                begins = np.arange(self._count) * ((stretch.end - start) // self._count // period * period)
+                begins += -(-start // period) * period
+            else:
+                lengths = self._turns_before(epoch, end) - begun
+                begins = start + np.cumsum(lengths) - lengths
+            bases = np.stack([stretch.before(place) for place in begins.tolist()]) - had
+            pieces.append(_Piece(start, stretch, begins - begun, bases, had))
+        if not self.shares.is_run:
+            had = np.cumsum(pieces[-1].counts(self._turns_before(epoch, turn.end)), axis=0)
+        return _Laid(pieces, had)
 
     def _had_in_lanes(self, epoch: int, position: int) -> Int64s:
         """Returns the samples of each source that each lane has had in the turn before a position of an epoch, int64
@@ -242,17 +274,23 @@ class MixtureInLanes(MixtureOrder):
         if self.shares.batch is not None:
             had = turn.before(first + position // self.shares.batch) * self.lanes.block
             return np.concatenate([np.tile(had, (self.lanes.count, 1)), had[None] * 0])
-        place = first + position
-        number = bisect.bisect_right(turn.stretches, place, key=lambda each: each.start) - 1
-        return self._counts(turn, number, self._laid(epoch, turn)[number], self._turns_before(place))
+        pieces, place = self._laid(epoch).pieces, first + position
+        at = bisect.bisect_right(pieces, place, key=lambda each: each.start) - 1
+        return pieces[at].counts(self._turns_before(epoch, place))
 
-    def _turns_before(self, place: int) -> Int64s:
-        """Returns the positions of each lane before a place in the turn, int64 [lanes]."""
-        epochs, rest = divmod(place, self.shares.samples(0)) if self.shares.is_run else (0, place)
-        block, count = self.lanes.block, self.lanes.count
-        rounds, left = divmod(min(rest, self._dealt), count * block)
+    def _each(self, epoch: int) -> Int64s:
+        """Returns the positions of each lane in an epoch, int64 [lanes]."""
+        samples, count = self.samples_in(epoch), self.lanes.count
+        length = samples // (count * self.lanes.block) * self.lanes.block
+        return np.append(np.full(count, length), samples - count * length)
+
+    def _turns_before(self, epoch: int, place: int) -> Int64s:
+        """Returns the positions of each lane before a place in the turn of an epoch, int64 [lanes]."""
+        each, block, count = self._each(epoch), self.lanes.block, self.lanes.count
+        epochs, rest = divmod(place, int(each.sum())) if self.shares.is_run else (0, place)
+        rounds, left = divmod(min(rest, int(each[0]) * count), count * block)
         found = rounds * block + np.clip(left - self._row * block, 0, block)
-        return np.append(found, max(0, rest - self._dealt)) + epochs * self._each
+        return np.append(found, max(0, rest - int(each[0]) * count)) + epochs * each
 
     def _section(self, epoch: int, source: int, lane: int) -> _Section:
         """Returns a lane's section of a source in an epoch."""
@@ -262,10 +300,11 @@ class MixtureInLanes(MixtureOrder):
             ends = lane, min(lane + 1, of)
         elif self.shares.is_run:
             of = self.shares.samples(0)
-            ends = lane * self._dealt // self.lanes.count, (lane + 1) * self._dealt // self.lanes.count
+            length = int(self._each(epoch)[0])
+            ends = lane * length, (lane + 1) * length
         else:
-            of, bases = int(turn.counts[source]), self._laid(epoch, turn)[0].bases[:, source]
-            ends = int(bases[lane]), int(bases[min(lane + 1, self.lanes.count)])
+            of, up_to = int(turn.counts[source]), self._laid(epoch).ends[:, source]
+            ends = int(up_to[lane - 1]) if lane else 0, int(up_to[lane])
         high = of if lane == self.lanes.count else ends[1]
         passes = _MOST if self.shares.is_run else -(-int(turn.counts[source]) * self.shares.unit // size)
         step = int(passes * _STEP) or 1
@@ -273,18 +312,28 @@ class MixtureInLanes(MixtureOrder):
             step += 1
         return _Section(size * ends[0], size * high, of, step, passes)
 
-    def _pass_of(self, source: int, lane: int, span: tuple[int, int]) -> tuple[int, Order]:
-        """Returns the first sample of a section of one pass, and the order there."""
-        return self._within.get((source, lane, span), partial(self._new_pass, source, lane, *span))
+    def _section_keys(self, source: int, lane: int, number: int) -> bytes:
+        """Returns the keys of a pass of a section that is one window, see :func:`feeder.order.permutation.permute`."""
+        key = (source, lane, number)
+        if key not in self._kept:
+            if len(self._kept) > _KEPT:
+                self._kept.clear()
+            seed = source_seed(self._seeds[source], str(lane))
+            self._kept[key] = philox(seed, number, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0].tobytes()
+        return self._kept[key]
 
-    def _new_pass(self, source: int, lane: int, start: int, end: int) -> tuple[int, Order]:
-        assert isinstance(self.shuffle, Lanes)
-        sizes: Sequence[int] | Int64s = ()
-        if self._sizes and len(self._sizes[source]):
-            first, last = self._sizes[source].shards_of(np.array([start, end - 1]))
-            sizes = np.diff(np.clip(self._sizes[source].starts(np.arange(first, last + 2)), start, end))
-        seed = source_seed(self._seeds[source], str(lane))
-        return start, Order(end - start, seed, Window(self.shuffle.window), sizes)
+    def _order_in(self, source: int, lane: int, start: int, end: int) -> Order:
+        """Returns the order in a section, by its samples in a pass."""
+        return self._orders.get((source, lane, start, end), partial(self._new_order, source, lane, start, end))
+
+    def _new_order(self, source: int, lane: int, start: int, end: int) -> Order:
+        seed, sizes = source_seed(self._seeds[source], str(lane)), self._sizes[source] if self._sizes else ()
+        if end - start <= self._window:
+            return Order(end - start, seed, shuffle=True)
+        if len(sizes):
+            first, last = sizes.shards_of(np.array([start, end - 1]))
+            sizes = np.diff(np.clip(sizes.starts(np.arange(first, last + 2)), start, end))
+        return Order(end - start, seed, Window(self._window), sizes)
 
 
 def _floor_sum(count: int, of: int, step: int, start: int) -> int:

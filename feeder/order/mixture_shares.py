@@ -70,6 +70,9 @@ class Stretch:
         times: float64 [S], the pace where each sample comes once, else None.
         length: Samples in all.
         period: Samples of an epoch, at whose end a block ends.
+
+    Attributes:
+        starts: Positions from which on it mixes alike: the first, and those at which a source has given all it has.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Stretch:
             paced = counts > 0
             self._times = np.append(0.0, np.unique(counts[paced] / times[paced]))
         self._totals = np.array([self._until(time).sum() for time in self._times[1:]], np.int64)
+        self.starts = [start, *(start + self._totals[:-1]).tolist()]
         seed = source_seed(0, str(start)) if start else 0
         self._phases = uniform(seed, number, np.arange(len(counts)), Stream.MIXTURE, 1)[:, 0]
         self._period = period
