@@ -39,7 +39,6 @@ from feeder.order.sample_order import Order, Window
 from feeder.order.shard_sizes import compact_sizes
 from feeder.system.arrays import Int64s
 
-
 _KEPT = 1 << 16
 _MOST = (1 << 61) - 1  # passes of a run, at most; a prime
 _STEP = (math.sqrt(5) - 1) / 2
@@ -146,7 +145,9 @@ class MixtureInLanes(MixtureOrder):
         sources, lanes, numbers = self._dealt_at(epoch, numbers_in(self.samples_in(epoch), positions, "positions"))
         begun = self.shares.turn(epoch)[0].passes.tolist()
         ids, passes, bases = np.empty_like(numbers), np.empty_like(numbers), self._starts[sources]
-        drawn, sizes, keys = np.full(len(ids), -1, np.intp), [], []
+        drawn = np.full(len(ids), -1, np.intp)
+        sizes: list[int] = []
+        keys: list[bytes] = []
         groups = sources * self._count + lanes
         by_group = np.argsort(groups, kind="stable")
         found, first = np.unique(groups[by_group], return_index=True)
@@ -232,10 +233,10 @@ class MixtureInLanes(MixtureOrder):
         pieces = self._laid(epoch).pieces
         piece = pieces[bisect.bisect_right(pieces, number, key=lambda each: int(each.had[lane, source])) - 1]
         place = piece.stretch.find(source, number + int(piece.bases[lane, source]))
-        each = self._each(epoch).tolist()
-        own = place - int(piece.starts[lane]) - epoch * each[lane] * self.shares.is_run
+        each = self._each(epoch)
+        own = place - int(piece.starts[lane]) - epoch * int(each[lane]) * self.shares.is_run
         if lane == self.lanes.count:
-            return each[0] * lane + own
+            return int(each[0]) * lane + own
         rounds, within = divmod(own, block)
         return (rounds * self.lanes.count + int(self._row[lane])) * block + within
 
@@ -319,7 +320,9 @@ class MixtureInLanes(MixtureOrder):
             if len(self._kept) > _KEPT:
                 self._kept.clear()
             seed = source_seed(self._seeds[source], str(lane))
-            self._kept[key] = philox(seed, number, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0].tobytes()
+            self._kept[key] = (
+                philox(seed, number, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0].tobytes()
+            )
         return self._kept[key]
 
     def _order_in(self, source: int, lane: int, start: int, end: int) -> Order:
@@ -327,13 +330,14 @@ class MixtureInLanes(MixtureOrder):
         return self._orders.get((source, lane, start, end), partial(self._new_order, source, lane, start, end))
 
     def _new_order(self, source: int, lane: int, start: int, end: int) -> Order:
-        seed, sizes = source_seed(self._seeds[source], str(lane)), self._sizes[source] if self._sizes else ()
+        seed, inside = source_seed(self._seeds[source], str(lane)), np.zeros(0, np.int64)
         if end - start <= self._window:
             return Order(end - start, seed, shuffle=True)
-        if len(sizes):
+        if self._sizes and len(self._sizes[source]):
+            sizes = self._sizes[source]
             first, last = sizes.shards_of(np.array([start, end - 1]))
-            sizes = np.diff(np.clip(sizes.starts(np.arange(first, last + 2)), start, end))
-        return Order(end - start, seed, Window(self._window), sizes)
+            inside = np.diff(np.clip(sizes.starts(np.arange(first, last + 2)), start, end))
+        return Order(end - start, seed, Window(self._window), inside)
 
 
 def _floor_sum(count: int, of: int, step: int, start: int) -> int:

@@ -47,7 +47,7 @@ class MixtureOrder(Order):
         self._starts = np.cumsum(shares.sizes) - shares.sizes
         self._seeds = [source_seed(seed, name) for name in shares.names]
         self._keys: dict[int, bytes] = {}  # of the permutation of each pass
-        self._orders: Recent[Order] = Recent(max(len(shares.names), 8 * self.lanes.count if self.lanes is not None else 0))
+        self._orders: Recent[Order] = Recent(len(shares.names) if self.lanes is None else 8 * self.lanes.count)
 
     def with_seed(self, seed: int) -> MixtureOrder:
         """See :meth:`Order.with_seed`."""

@@ -210,9 +210,10 @@ def test_weights_skips_and_replays_in_lanes(folder: Path) -> None:
     loader = loader_of(folder, samples=60, options=options)
     loader.dataset.set_weights(LATER, at_sample=40)
     assert taken(copied_epoch(loader)) + taken(copied_epoch(loader)) == expected
-    check_same([loader.replay(0, 3)], copied_epoch(loader_of(folder, samples=60, options=options))[3:4])
+    check_same([loader.replay(0, 3).batch], copied_epoch(loader_of(folder, samples=60, options=options))[3:4])
 
-    gone = loader.dataset.ids("a", [expected[0][1]]) if expected[0][0] == 0 else loader.dataset.ids("b", [expected[0][1]])
+    source, own = expected[0]
+    gone = loader.dataset.ids("abc"[source], [own])
     left = loader_of(folder, {0: WEIGHTS, 40: LATER}, samples=60, options={**options, "skip": gone})
     assert taken(copied_epoch(left)) == [pair for pair in expected[:60] if pair != expected[0]]
 
