@@ -1,10 +1,10 @@
 """The order of a mixture in lanes: each rank stays within its share of the shards of each source, in every epoch.
 
 Note [Mixtures in lanes]
-    Positions belong to lanes as in Note [Lanes], in whole rounds of the lanes; what is left of an epoch is a lane of its
-    own, the last. Each lane goes through a part of its own of the mixture: of the epoch, whose samples are dealt as if
-    lane came after lane, or of a run without an end. So the samples that a lane has had of a source at any position are
-    those before it, less those before the lane's part, see Note [Mixtures].
+    Positions belong to lanes as in Note [Lanes], in whole rounds of the lanes; what is left of an epoch is the last
+    lane. Each lane goes through a part of its own of the mixture: of the epoch, as if lane came after lane, or of a run
+    without an end. So the samples that a lane has had of a source at any position are those before it, less those before
+    the lane's part, see Note [Mixtures]. Where the mix changes within an epoch, each piece is dealt by itself.
 
     Each lane has a section of each source: consecutive samples in stored order. Those of lanes that are equal modulo
     divisors of their number stand together, as these belong to the same rank in a smaller job. With N samples of the
@@ -121,8 +121,8 @@ class MixtureInLanes(MixtureOrder):
         shares = self.shares
         if shares.batch is None and not shares.is_run and shares.changes:
             raise ArgumentError(
-                "set_weights can't change a Mixture in Lanes with stop=, as lanes have had their parts of the epoch as "
-                "it was: give these weights as a schedule, or samples=, batching='per_source' or shuffle=feeder.Window()"
+                "set_weights can't change a Mixture in Lanes with stop=, as lanes have parts of the epoch as it was: "
+                "give these weights as a schedule, or samples=, batching='per_source' or shuffle=feeder.Window()"
             )
         samples, block = shares.samples(0), lanes.block or 1
         if shares.batch is not None:
