@@ -3,7 +3,7 @@
 Note [Mixtures in lanes]
     Positions belong to lanes as in Note [Lanes], in whole rounds of the lanes; what is left of an epoch is the last
     lane. Each lane goes through a part of its own of the mixture: of the epoch, as if lane came after lane, or of a run
-    without an end. So the samples that a lane has had of a source at any position are those before it, less those before
+    without an end. So what a lane has had of a source at any position are the samples before it, less those before
     the lane's part, see Note [Mixtures]. Where the mix changes within an epoch, each piece is dealt by itself.
 
     Each lane has a section of each source: consecutive samples in stored order. Those of lanes that are equal modulo
@@ -330,13 +330,15 @@ class MixtureInLanes(MixtureOrder):
         return self._orders.get((source, lane, start, end), partial(self._new_order, source, lane, start, end))
 
     def _new_order(self, source: int, lane: int, start: int, end: int) -> Order:
-        seed, inside = source_seed(self._seeds[source], str(lane)), np.zeros(0, np.int64)
+        seed = source_seed(self._seeds[source], str(lane))
+        inside: Int64s = np.zeros(0, np.int64)
         if end - start <= self._window:
             return Order(end - start, seed, shuffle=True)
         if self._sizes and len(self._sizes[source]):
             sizes = self._sizes[source]
             first, last = sizes.shards_of(np.array([start, end - 1]))
-            inside = np.diff(np.clip(sizes.starts(np.arange(first, last + 2)), start, end))
+            ends: Int64s = np.clip(sizes.starts(np.arange(first, last + 2)), start, end)
+            inside = ends[1:] - ends[:-1]
         return Order(end - start, seed, Window(self._window), inside)
 
 

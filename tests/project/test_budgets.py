@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_761,
+    "dataset": 2_759,
     "decoders": 3_463,
     "fields": 344,
     "loader": 7_860,
-    "order": 1_310,
+    "order": 1_570,
     "service": 1_536,
     "shard": 8_211,
     "system": 688,
     "tools": 4_552,
     "transforms": 2_471,
 }
-TOKENS = 443_639
+TOKENS = 447_499
 OWN_PARAMETERS = 15
 DENSE = 17
 
