@@ -251,6 +251,7 @@ class MixtureInLanes(MixtureOrder):
         later = [*(each.start for each in turn.stretches[1:]), turn.end]
         both = zip(turn.stretches, later, strict=True)
         starts = [(start, each) for each, end in both for start in each.starts if start < end]
+
         for (start, stretch), end in zip(starts, [*(start for start, _ in starts[1:]), turn.end], strict=True):
             stretch.keep(2 * self._count)
             begun = self._turns_before(epoch, start)
@@ -262,6 +263,7 @@ class MixtureInLanes(MixtureOrder):
             else:
                 lengths = self._turns_before(epoch, end) - begun
                 begins = start + np.cumsum(lengths) - lengths
+
             bases = np.stack([stretch.before(place) for place in begins.tolist()]) - had
             pieces.append(_Piece(start, stretch, begins - begun, bases, had))
         if not self.shares.is_run:
