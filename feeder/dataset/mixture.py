@@ -24,9 +24,10 @@ from feeder.dataset.subset import as_feeder
 from feeder.dataset.subset_reader import SubsetReader
 from feeder.errors import ArgumentError
 from feeder.order.lanes import Lanes
+from feeder.order.mixture_lanes import MixtureInLanes
 from feeder.order.mixture_order import MixtureOrder
 from feeder.order.mixture_shares import Shares
-from feeder.order.sample_order import Shuffle, Window
+from feeder.order.sample_order import Shuffle, goes_by_shard
 from feeder.order.shard_sizes import ShardSizes
 from feeder.system.arrays import Int64s
 from feeder.system.checks import check_one_of
@@ -175,11 +176,12 @@ class Mixture(FeederDataset):
             at_sample: The samples before, of all ranks, since the run began.
 
         Raises:
-            ArgumentError: if that sample was handed out or is being made, naming the first that can be.
+            ArgumentError: if that sample was handed out or is being made, naming the first that can be; for a loader in
+                lanes, but with ``samples`` or batches of one source.
         """
         shares = self.shares.changed(weights, at_sample)
         for loader in list(self.loaders):
-            loader.check_reweighted(at_sample)
+            loader.check_reweighted(shares, at_sample)
         self.take(shares)
 
     def take(self, shares: Shares, by: object = None) -> None:
@@ -193,16 +195,11 @@ class Mixture(FeederDataset):
         """Returns the order of its epochs, for a loader with global batches of this many samples.
 
         Raises:
-            ArgumentError: for lanes.
+            ArgumentError: for lanes, with weights that change within an epoch by a stop rule.
         """
-        if isinstance(shuffle, Lanes):
-            raise ArgumentError(
-                "a Mixture can't be shuffled in Lanes yet: give shuffle='full', or shuffle=feeder.Window(...), by "
-                "which each source is read shard by shard"
-            )
-        shards = [_shards(source.reader) for source in self.sources] if isinstance(shuffle, Window) else []
+        shards = [_shards(source.reader) for source in self.sources] if goes_by_shard(shuffle) else []
         shares = self.shares if self.batching == "mixed" else self.shares.in_batches(batch)
-        return MixtureOrder(shares, seed, shuffle, shards)
+        return (MixtureInLanes if isinstance(shuffle, Lanes) else MixtureOrder)(shares, seed, shuffle, shards)
 
     def ids(self, name: str, ids: npt.ArrayLike) -> Int64s:
         """Returns the numbers by which ``skip=`` and states know samples of a source.

@@ -50,7 +50,7 @@ def resumed_order(
     block = saved.get("block") if isinstance(saved, Mapping) else None
     if not isinstance(given, Lanes) or given.block is not None or type(block) is not int or block < 1:
         return order
-    return dataclasses.replace(order, shuffle=dataclasses.replace(given, block=block))
+    return order.with_shuffle(dataclasses.replace(given, block=block))
 
 
 def saved_shuffle(saved: Any) -> Shuffle | None:

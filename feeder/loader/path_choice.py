@@ -278,12 +278,11 @@ def _choose_shuffle(
 
 def refuse_full_shuffle(dataset: Any) -> None:
     """Raises ArgumentError if a dataset has a remote set that does not fit its cache."""
-    by_shard = "Window" if isinstance(dataset, FeederDataset) and dataset.sources else "Lanes"
     for reader in remote_of(readers_of(dataset)):
         needed, has = reader.store_bytes, reader.cache_bytes
         if needed > has:
             raise ArgumentError(
                 f"a full shuffle reads from all shards at all times, and the {needed / 1e9:,.3g} GB of {reader.place} "
-                f"do not fit its cache of {has / 1e9:,.3g} GB: give shuffle=feeder.{by_shard}(), or "
+                f"do not fit its cache of {has / 1e9:,.3g} GB: give shuffle=feeder.Lanes(), or "
                 f"cache_bytes={needed:_} or more where the disk has that"
             )

@@ -13,7 +13,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, change_refusal
 from feeder.loader.run_seed import RunSeed
 from feeder.loader.stateful import method_of
-from feeder.order.lanes import LaneOrder
+from feeder.order.lanes import LaneBlocks
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.system.warning import warn
@@ -190,7 +190,7 @@ def warn_of_split(order: Order, split: Split, *, is_meant: bool) -> bool:
     return order.lanes is not None and _warn_of_reach(order.lanes, split)
 
 
-def _warn_of_reach(lanes: LaneOrder, split: Split) -> bool:
+def _warn_of_reach(lanes: LaneBlocks, split: Split) -> bool:
     """Warns that ranks read from more shards than they need to."""
     rank, world_size, size = split.rank, split.world_size, split.batch_size
     share, least = lanes.share(size, rank, world_size), max(1 / world_size, 1 / lanes.count)

@@ -63,7 +63,35 @@ class Lanes:
             object.__setattr__(self, name, value)
 
 
-class LaneOrder:
+class LaneBlocks:
+    """Blocks of positions, of which each lane has one in turn.
+
+    Args:
+        count: Number of lanes.
+        block: Number of consecutive positions that belong to one lane.
+    """
+
+    def __init__(self, count: int, block: int) -> None:
+        self.count = count
+        self.block = block
+
+    def share(self, batch_size: int, rank: int, world_size: int) -> float:
+        """Returns the share of the lanes that a rank takes samples from in a whole, long epoch: 0-1."""
+        ring, step = self.count * self.block, batch_size * world_size
+        period = math.gcd(ring, step)
+        if batch_size >= period:
+            return 1.0
+        starts = rank * batch_size % period + np.arange(0, ring, period)
+        # Batches may reach from one lane into the next.
+        first, last = starts // self.block, (starts + batch_size - 1) // self.block
+        ends = np.zeros(2 * self.count + 1, np.int64)
+        np.add.at(ends, first, 1)
+        np.add.at(ends, last + 1, -1)
+        touched = np.cumsum(ends)[:-1] > 0
+        return float((touched[: self.count] | touched[self.count :]).mean())
+
+
+class LaneOrder(LaneBlocks):
     """The order of a set's epochs in lanes, see Note [Lanes].
 
     Args:
@@ -71,10 +99,6 @@ class LaneOrder:
         seed: 0 to 2**64-1.
         lanes: The lanes, with a block.
         sizes: Number of samples in each shard, in stored order. Empty: each run of a window's samples is a shard.
-
-    Attributes:
-        count: Number of lanes that the set has.
-        block: Number of consecutive positions that belong to one lane.
     """
 
     def __init__(self, samples: int, seed: int, lanes: Lanes, sizes: CompactSizes) -> None:
@@ -84,9 +108,7 @@ class LaneOrder:
             sizes = EqualSizes(samples, lanes.window)
         self._seed = seed
         self._window = lanes.window
-        self.block = lanes.block
-        most = min(len(sizes) // _SHARDS, samples // lanes.window)
-        self.count = max(d for d in range(1, lanes.count + 1) if lanes.count % d == 0 and d <= max(1, most))
+        super().__init__(fewer_lanes(lanes.count, min(len(sizes) // _SHARDS, samples // lanes.window)), lanes.block)
         self._shards = shards_in_lanes(sizes, self.count)
         rounds, left = divmod(samples, self.count * self.block)
         self._gives = rounds * self.block + np.clip(left - np.arange(self.count) * self.block, 0, self.block)
@@ -94,7 +116,7 @@ class LaneOrder:
         self._whole = Whole(shards, whole, self._gives - whole)
         over = self._shards.samples - self._gives
         # Both rows are as long: what lanes have too much, and what others lack, lane after lane in this order.
-        self._row = _by_divisors(self.count)
+        self._row = by_divisors(self.count)
         self._over_ends = np.cumsum(np.maximum(over, 0)[self._row])
         self._lack_starts = np.empty_like(over)
         self._lack_starts[self._row] = np.cumsum(np.maximum(-over, 0)[self._row]) - np.maximum(-over, 0)[self._row]
@@ -146,23 +168,13 @@ class LaneOrder:
         starts = starts[groups]
         return starts + permute_each(turns - starts, sizes, keys, groups, inverse=inverse)
 
-    def share(self, batch_size: int, rank: int, world_size: int) -> float:
-        """Returns the share of the lanes that a rank takes samples from in a whole, long epoch: 0-1."""
-        ring, step = self.count * self.block, batch_size * world_size
-        period = math.gcd(ring, step)
-        if batch_size >= period:
-            return 1.0
-        starts = rank * batch_size % period + np.arange(0, ring, period)
-        # Batches may reach from one lane into the next.
-        first, last = starts // self.block, (starts + batch_size - 1) // self.block
-        ends = np.zeros(2 * self.count + 1, np.int64)
-        np.add.at(ends, first, 1)
-        np.add.at(ends, last + 1, -1)
-        touched = np.cumsum(ends)[:-1] > 0
-        return float((touched[: self.count] | touched[self.count :]).mean())
+
+def fewer_lanes(count: int, most: int) -> int:
+    """Returns the largest divisor of a number of lanes that is at most another number; 1 at least."""
+    return max(d for d in range(1, count + 1) if count % d == 0 and d <= max(1, most))
 
 
-def _by_divisors(count: int) -> npt.NDArray[np.intp]:
+def by_divisors(count: int) -> npt.NDArray[np.intp]:
     """Returns the lanes in an order in which those that are equal modulo a divisor of their number stand together."""
     divisors, rest, prime = [1], count, 2
     while rest > 1:

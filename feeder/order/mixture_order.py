@@ -6,13 +6,13 @@ the source alone, by the seed of the source: a digest of the mixture's seed and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from feeder.order.mixture_shares import Shares, Turn, source_seed
+from feeder.order.mixture_shares import Block, Shares, source_seed
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, numbers_in, philox
 from feeder.order.recent import Recent
@@ -20,7 +20,7 @@ from feeder.order.sample_order import Order, Shuffle
 from feeder.order.shard_sizes import ShardSizes
 from feeder.system.arrays import Int64s
 
-_PASSES = 1 << 32
+PASSES = 1 << 32
 _KEPT = 64
 
 
@@ -29,9 +29,9 @@ class MixtureOrder(Order):
 
     Args:
         shares: The sources.
-        seed, shuffle: See :class:`Order`; no lanes. The sources are mixed at random also with ``shuffle=False``, which
-            keeps the stored order of each.
-        shards: Samples in each shard of each source, for windows; empty: one shard each.
+        seed, shuffle: See :class:`Order`; for lanes see :class:`feeder.order.mixture_lanes.MixtureInLanes`. The sources
+            are mixed at random also with ``shuffle=False``, which keeps the stored order of each.
+        shards: Samples in each shard of each source, for windows and lanes; empty: one shard each.
     """
 
     def __init__(
@@ -41,21 +41,25 @@ class MixtureOrder(Order):
         shuffle: Shuffle = False,
         shards: Sequence[Sequence[int] | ShardSizes] = (),
     ) -> None:
-        super().__init__(int(shares.sizes.sum()), seed, shuffle)
         self.shares = shares
         self.shards = shards
+        super().__init__(int(shares.sizes.sum()), seed, shuffle)
         self._starts = np.cumsum(shares.sizes) - shares.sizes
         self._seeds = [source_seed(seed, name) for name in shares.names]
         self._keys: dict[int, bytes] = {}  # of the permutation of each pass
-        self._orders: Recent[Order] = Recent(len(shares.names))
+        self._orders: Recent[Order] = Recent(len(shares.names) if self.lanes is None else 8 * self.lanes.count)
 
     def with_seed(self, seed: int) -> MixtureOrder:
         """See :meth:`Order.with_seed`."""
-        return self if seed == self.seed else MixtureOrder(self.shares, seed, self.shuffle, self.shards)
+        return self if seed == self.seed else type(self)(self.shares, seed, self.shuffle, self.shards)
+
+    def with_shuffle(self, shuffle: Shuffle) -> MixtureOrder:
+        """See :meth:`Order.with_shuffle`."""
+        return type(self)(self.shares, self.seed, shuffle, self.shards)
 
     def with_shares(self, shares: Shares) -> MixtureOrder:
         """Returns the order of the same sources by other shares."""
-        return self if shares is self.shares else MixtureOrder(shares, self.seed, self.shuffle, self.shards)
+        return self if shares is self.shares else type(self)(shares, self.seed, self.shuffle, self.shards)
 
     def samples_in(self, epoch: int) -> int:
         """See :meth:`Order.samples_in`."""
@@ -67,10 +71,12 @@ class MixtureOrder(Order):
 
     def placed(self, epoch: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """Returns the sample ids at positions, and the pass of each sample's source, both int64 [N]."""
-        turn, first = self.shares.turn(epoch)
-        sources, numbers = self._numbers(epoch, turn, first, positions)
+        (turn, first), unit = self.shares.turn(epoch), self.shares.unit
+        units, within = np.divmod(numbers_in(self.samples_in(epoch), positions, "positions"), unit)
+        sources, numbers = self._numbers(turn.block, units + first)
+        numbers = numbers * unit + within
         rounds, places = np.divmod(numbers, self.shares.sizes[sources])
-        passes = (turn.passes[sources] + rounds) % _PASSES
+        passes = (turn.passes[sources] + rounds) % PASSES
         return self._starts[sources] + self._ordered(sources, passes, places), passes
 
     def source_of(self, ids: npt.ArrayLike) -> Int64s:
@@ -82,7 +88,7 @@ class MixtureOrder(Order):
         found = numbers_in(self.samples, ids, "sample ids")
 
         (turn, first), sizes, unit = self.shares.turn(epoch), self.shares.sizes, self.shares.unit
-        begin, end = (turn.before(first + part // unit) * unit for part in (0, self.samples_in(epoch)))
+        begin, end = (self._had(epoch, position) for position in (0, self.samples_in(epoch)))
         sources = self.source_of(found)
         begun = begin // sizes
         rounds = (-(-end // sizes) - begun)[sources]  # the passes that the epoch has a part of
@@ -92,7 +98,7 @@ class MixtureOrder(Order):
 
         each += begun[sources]
         numbers = each * sizes[sources]
-        numbers += self._ordered(sources, (turn.passes[sources] + each) % _PASSES, own, inverse=True)
+        numbers += self._ordered(sources, (turn.passes[sources] + each) % PASSES, own, inverse=True)
         here = (numbers >= begin[sources]) & (numbers < end[sources])
         pairs = zip(sources[here].tolist(), numbers[here].tolist(), strict=True)
         places = [turn.find(source, number // unit) * unit + number % unit for source, number in pairs]
@@ -100,47 +106,48 @@ class MixtureOrder(Order):
 
     def consumed(self, epoch: int, position: int) -> list[tuple[int, int]]:
         """Returns for each source the samples that the run has had of it before a position, and the passes begun."""
-        (turn, first), unit = self.shares.turn(epoch), self.shares.unit
-        counts = turn.before(first + position // unit) * unit
+        turn, counts = self.shares.turn(epoch)[0], self._had(epoch, position)
         begun = turn.passes - (-counts // self.shares.sizes)
-        return [*zip((turn.had * unit + counts).tolist(), begun.tolist(), strict=True)]
+        return [*zip((turn.had * self.shares.unit + counts).tolist(), begun.tolist(), strict=True)]
 
-    def _numbers(self, epoch: int, turn: Turn, first: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
-        """Returns the source at each position, and the sample's number among those that the turn has of it."""
-        found, unit = numbers_in(self.samples_in(epoch), positions, "positions"), self.shares.unit
-        units, within = np.divmod(found, unit)
-        sources, numbers, units = np.empty_like(found), np.empty_like(found), units + first
+    def _had(self, epoch: int, position: int) -> Int64s:
+        """Returns the samples of each source that the turn has had before a position of an epoch, int64 [S]."""
+        (turn, first), unit = self.shares.turn(epoch), self.shares.unit
+        return turn.before(first + position // unit) * unit
 
-        left = np.ones(len(found), bool)
+    @staticmethod
+    def _numbers(find: Callable[[int], tuple[int, Block, int]], units: Int64s) -> tuple[Int64s, Int64s]:
+        """Returns the source of each unit, and its number among those of the source, by what finds a unit's block."""
+        sources, numbers = np.empty_like(units), np.empty_like(units)
+        left = np.ones(len(units), bool)
         while left.any():
-            at = int(units[np.argmax(left)])
-            places, block, ends = turn.block(at)
+            places, block, ends = find(int(units[np.argmax(left)]))
             here = left & (units >= places) & (units < ends)
             sources[here] = block.sources[units[here] - places]
             numbers[here] = block.numbers[units[here] - places]
             left &= ~here
-        return sources, numbers * unit + within
+        return sources, numbers
 
     def _ordered(self, sources: Int64s, passes: Int64s, places: Int64s, *, inverse: bool = False) -> Int64s:
         """Returns the samples at places of passes, int64 [N] each; or their places, if ``inverse``."""
         if self.shuffle is False or not len(places):
             return places
-        pairs, groups = np.unique(sources * _PASSES + passes, return_inverse=True)
+        pairs, groups = np.unique(sources * PASSES + passes, return_inverse=True)
         if self.shuffle is True:
             kept = self._keys
             rows = b"".join([kept.get(pair) or self._pass_keys(pair) for pair in pairs.tolist()])
             keys = np.frombuffer(rows, np.uint64).reshape(-1, FEISTEL_ROUNDS)
-            return permute_each(places, self.shares.sizes[pairs // _PASSES], keys, groups, inverse=inverse)
+            return permute_each(places, self.shares.sizes[pairs // PASSES], keys, groups, inverse=inverse)
 
         found = np.empty_like(places)
-        for group, (source, epoch) in enumerate(divmod(pair, _PASSES) for pair in pairs.tolist()):
+        for group, (source, epoch) in enumerate(divmod(pair, PASSES) for pair in pairs.tolist()):
             order, rows = self._orders.get(source, partial(self._order_of, source)), groups == group
             found[rows] = (order.positions if inverse else order.ids)(epoch, places[rows])
         return found
 
     def _pass_keys(self, pair: int) -> bytes:
         """Returns the keys of a pass, as :func:`feeder.order.permutation.permute` draws them."""
-        source, epoch = divmod(pair, _PASSES)
+        source, epoch = divmod(pair, PASSES)
         found = philox(self._seeds[source], epoch, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0]
         if len(self._keys) > 2 * len(self._seeds) + _KEPT:
             self._keys.clear()

@@ -70,6 +70,9 @@ class Stretch:
         times: float64 [S], the pace where each sample comes once, else None.
         length: Samples in all.
         period: Samples of an epoch, at whose end a block ends.
+
+    Attributes:
+        starts: Positions from which on it mixes alike: the first, and those at which a source has given all it has.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Stretch:
             paced = counts > 0
             self._times = np.append(0.0, np.unique(counts[paced] / times[paced]))
         self._totals = np.array([self._until(time).sum() for time in self._times[1:]], np.int64)
+        self.starts = [start, *(start + self._totals[:-1]).tolist()]
         seed = source_seed(0, str(start)) if start else 0
         self._phases = uniform(seed, number, np.arange(len(counts)), Stream.MIXTURE, 1)[:, 0]
         self._period = period
@@ -101,6 +105,10 @@ class Stretch:
         self._trees: Recent[_Tree] = Recent(2)  # by the part of an epoch in which all sources go on
         self._borders: Recent[Int64s] = Recent(8)
         self._blocks: Recent[Block] = Recent(8)
+
+    def keep(self, blocks: int) -> None:
+        """Keeps so many blocks that were used last."""
+        self._blocks = Recent(blocks)
 
     def block(self, position: int) -> tuple[int, Block, int]:
         """Returns the block that has a position of the turn, and the first and the end of its positions."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.lanes import LaneOrder, Lanes
+from feeder.order.lanes import LaneBlocks, LaneOrder, Lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute
 from feeder.order.random import Stream, numbers_in, philox
 from feeder.order.recent import Recent
@@ -102,14 +102,14 @@ class Order:
             Empty: one shard.
 
     Attributes:
-        lanes: The order in lanes; None for any other, and without samples.
+        lanes: The lanes; None for any other order, and without samples.
     """
 
     samples: int
     seed: int = 0
     shuffle: Shuffle = False
     shard_sizes: Sequence[int] | ShardSizes = ()
-    lanes: LaneOrder | None = field(init=False, repr=False)
+    lanes: LaneBlocks | None = field(init=False, repr=False)
     _turns: Recent[_Turns] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -118,10 +118,11 @@ class Order:
         if len(sizes) and sizes.samples != self.samples:
             raise ArgumentError(f"shard_sizes add up to {sizes.samples}, expected {self.samples} samples")
         self.shard_sizes = sizes
-        self.lanes = None
-        if isinstance(self.shuffle, Lanes) and self.samples:
-            self.lanes = LaneOrder(self.samples, self.seed, self.shuffle, sizes)
+        self.lanes = self._lanes_by(self.shuffle) if isinstance(self.shuffle, Lanes) and self.samples else None
         self._turns = Recent(2)
+
+    def _lanes_by(self, lanes: Lanes) -> LaneBlocks:
+        return LaneOrder(self.samples, self.seed, lanes, compact_sizes(self.shard_sizes))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("lanes", "_turns")}
@@ -133,6 +134,10 @@ class Order:
     def with_seed(self, seed: int) -> Order:
         """Returns the order of the same samples by a seed, 0 to 2**64-1."""
         return self if seed == self.seed else dataclasses.replace(self, seed=seed)
+
+    def with_shuffle(self, shuffle: Shuffle) -> Order:
+        """Returns the order of the same samples by another way to shuffle."""
+        return dataclasses.replace(self, shuffle=shuffle)
 
     def samples_in(self, epoch: int) -> int:
         """Returns the number of positions of an epoch."""
@@ -153,7 +158,7 @@ class Order:
             return places
         if self.shuffle is True:
             return permute(places, self.samples, self.seed, epoch)
-        if self.lanes is not None:
+        if isinstance(self.lanes, LaneOrder):
             return self.lanes.ids(epoch, places)
         assert isinstance(self.shuffle, Window)
         places = self._within_windows(epoch, places, self.shuffle.samples)
@@ -184,7 +189,7 @@ class Order:
             return found
         if self.shuffle is True:
             return permute(found, self.samples, self.seed, epoch, inverse=True)
-        if self.lanes is not None:
+        if isinstance(self.lanes, LaneOrder):
             return self.lanes.positions(epoch, found)
         assert isinstance(self.shuffle, Window)
         if len(self.shard_sizes) >= 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,68 @@ def test_a_run_resumes_exactly_with_other_ranks_workers_and_batch_sizes(folder: 
     rest = [pair for both in zip(*parts, strict=True) for part in both for pair in part]
     assert rest[: length - 24] == expected[length + 24 : 2 * length]
     assert ranks[0].state_dict()["epoch"] == 2
+
+
+LANES = Lanes(4, window=4)
+
+
+@pytest.mark.parametrize("given", [{}, {"samples": 70}, {"samples": 72, "batching": "per_source"}], ids=str)
+def test_a_run_in_lanes_resumes_exactly_and_each_rank_reads_from_its_share(folder: Path, given: Any) -> None:
+    def loader(batch_size: int, rank: int, world_size: int, workers: int = 0) -> DataLoader:
+        options = {"batch_size": batch_size, "shuffle": LANES, "rank": rank, "world_size": world_size}
+        return loader_of(folder, {"a": 5, "b": 2, "c": 1}, **given, options={**options, "num_workers": workers})
+
+    def run(loaders: list[DataLoader]) -> list[tuple[int, int]]:
+        parts = [[taken([batch]) for batch in copied_epoch(each)] for each in loaders]
+        return [pair for step in zip(*parts, strict=True) for part in step for pair in part]
+
+    both = [loader(4, rank, 2, rank) for rank in range(2)]
+    read: list[set[tuple[int, int]]] = [set(), set()]
+    epochs = []
+    for _ in range(4):
+        epochs.append(run(both))
+        for at in range(0, len(epochs[-1]) - len(epochs[-1]) % 32, 4):  # in whole rounds of the lanes
+            read[at // 4 % 2] |= {pair for pair in epochs[-1][at : at + 4] if pair[0] == 0}
+    assert epochs[0] != epochs[1]
+    assert len(read[0] & read[1]) <= 12  # at the ends of sections
+    for each in both:
+        each.close()
+
+    begun = [loader(4, rank, 2) for rank in range(2)]
+    iterators = [iter(each) for each in begun]
+    had = [pair for _ in range(2) for each in iterators for pair in taken([next(each)])]
+    assert had == epochs[0][:16]
+    state = json.loads(json.dumps(begun[0].state_dict()))
+    assert state["shuffle"] == {"lanes": 4, "window": 4, "block": 4}
+    others = [loader(8, 0, 1, 1)] if "batching" in given else [loader(3, rank, 3) for rank in range(3)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "rank . of . reads from about")
+        for each in others:
+            each.load_state_dict(state)
+        found = [run(others), run(others)]
+    assert found[0][: len(epochs[0]) - 16] == epochs[0][16:]
+    assert found[1][: len(epochs[1])] == epochs[1]
+    others[0].close()
+
+
+def test_weights_skips_and_replays_in_lanes(folder: Path) -> None:
+    options = {"batch_size": 4, "shuffle": LANES}
+    whole = loader_of(folder, {0: WEIGHTS, 40: LATER}, samples=60, options=options)
+    expected = taken(copied_epoch(whole)) + taken(copied_epoch(whole))
+    loader = loader_of(folder, samples=60, options=options)
+    loader.dataset.set_weights(LATER, at_sample=40)
+    assert taken(copied_epoch(loader)) + taken(copied_epoch(loader)) == expected
+    check_same([loader.replay(0, 3).batch], copied_epoch(loader_of(folder, samples=60, options=options))[3:4])
+
+    source, own = expected[0]
+    gone = loader.dataset.ids("abc"[source], [own])
+    left = loader_of(folder, {0: WEIGHTS, 40: LATER}, samples=60, options={**options, "skip": gone})
+    assert taken(copied_epoch(left)) == [pair for pair in expected[:60] if pair != expected[0]]
+
+    by_rule = loader_of(folder, options=options)
+    with pytest.raises(ArgumentError, match=r"set_weights can't change a Mixture in Lanes with stop="):
+        by_rule.dataset.set_weights(LATER, at_sample=40)
+    assert not by_rule.dataset.shares.changes
 
 
 def test_sources_go_on_where_they_stood_with_a_number_of_samples(folder: Path) -> None:
@@ -574,7 +637,6 @@ def test_classes_are_kept_or_merged_by_name(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shuffle": Lanes()}, "can't be shuffled in Lanes yet"),
         ({"collate_fn": list}, "leave out sampler, collate_fn and sizes="),
         ({"sampler": [0, 1]}, "leave out sampler, collate_fn and sizes="),
         ({"sizes": feeder.PadToBatch()}, "leave out sampler, collate_fn and sizes="),

@@ -20,7 +20,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_761,
+    "dataset": 2_759,
     "decoders": 3_463,
     "fields": 344,
     "loader": 7_853,

@@ -47,6 +47,7 @@ from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
 from feeder.order.bucket_order import BucketOrder, BucketSplit
 from feeder.order.gaps import Gaps
 from feeder.order.mixture_order import MixtureOrder
+from feeder.order.mixture_shares import Shares
 from feeder.order.recent import Recent
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
 from feeder.order.skip import Skip
@@ -189,14 +190,15 @@ class FastPath:
         """Returns the samples of a global batch."""
         return (options.batch_size or 1) * current_ranks(options.ranks)[1]
 
-    def check_reweighted(self, at_sample: int) -> None:
+    def check_reweighted(self, changed: Shares, at_sample: int) -> None:
         """Refuses other weights of a mixture from a sample of the run on that is over, or ordered ahead.
 
         Raises:
-            ArgumentError: with the first sample that can be.
+            ArgumentError: with the first sample that can be; for lanes that can't follow.
         """
         assert isinstance(self.unseeded, MixtureOrder)
         shares, place = self.unseeded.shares, self.place()
+        self.unseeded.with_shares(dataclasses.replace(changed, batch=shares.batch))
         ends = [(place.epoch, place.start)]
         ends += [(each.place.epoch, each.ordered_until()) for each in self._live()]
         first = max(shares.place(epoch, end) for epoch, end in ends)
