@@ -244,8 +244,7 @@ Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& opt
     for (View& view : views_) {
         narrow_support(view.filter, view.source_box, view.height(), view.width(), view.support_box);
         needs_.push_back({stored_box(view.support_box, job.orientation, header.width, header.height),
-                          draft_shrink(view.source_box, view.height(), view.width()),
-                          view.filter == ResizeFilter::bicubic});
+                          draft_shrink(view.source_box, view.height(), view.width())});
     }
     group_views(header, needs_, options.fidelity, groups_);
     lap.add_to(&StageTimes::header);

@@ -39,7 +39,7 @@ struct View {
     double source_box[4] = {};  // left, top, right, bottom
     int support_box[4] = {};
     bool flip = false;
-    ResizeFilter filter = ResizeFilter::bilinear;  // bicubic is decoded as for Fidelity::exact
+    ResizeFilter filter = ResizeFilter::bilinear;
     FramedPart part;  // inside the output
     Program program;  // what follows, without faults for the output's size
     Output out;

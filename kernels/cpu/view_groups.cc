@@ -58,7 +58,7 @@ void group_views(const JpegHeader& header, std::span<const ViewNeed> needs, Fide
     groups.clear();
     const bool resizable = has_resizable_planes(header);
     const auto group_of = [&](size_t view) {
-        const bool exact = wanted == Fidelity::exact || needs[view].exact || area(needs[view].box) <= kFewPixels || !resizable;
+        const bool exact = wanted == Fidelity::exact || area(needs[view].box) <= kFewPixels || !resizable;
         const int shrink = exact || wanted != Fidelity::draft ? 1 : needs[view].shrink;
         return ViewGroup{needs[view].box, exact ? Fidelity::exact : Fidelity::fast, shrink, {view}};
     };

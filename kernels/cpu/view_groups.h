@@ -18,7 +18,6 @@ inline constexpr int64_t kFewPixels = 32 * 32;
 struct ViewNeed {
     PixelBox box;
     int shrink = 1;
-    bool exact = false;  // whatever is wanted
 };
 
 // Views whose pixels come from one decode of `box`, in stored pixels.

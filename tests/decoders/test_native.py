@@ -101,9 +101,11 @@ def test_fidelity_exact_is_pillows_within_a_level() -> None:
     assert np.abs(found.astype(int) - expected).max() <= 1
 
 
+@pytest.mark.parametrize("fidelity", ["fast", "exact"])
 @pytest.mark.parametrize("size", [20, 200])
 @pytest.mark.parametrize("form", ["original", "seekable", "array"])
-def test_bicubic_crops_are_native_and_have_pillows_bytes(form: str, size: int) -> None:
+def test_bicubic_crops_are_native_and_have_pillows_bytes(form: str, size: int, fidelity: str) -> None:
+    """Fast ones of JPEGs are close to them, as bilinear ones are."""
     recipe = T.Recipe.of([T.RandomResizedCrop(size, (0.2, 1.0), interpolation="bicubic"), T.RandomHorizontalFlip()])
     images = [jpeg(i, subsampling=sampling) for i, sampling in enumerate(["4:2:0", "4:2:2", "4:4:4"])]
     whole = [np.asarray(Image.open(io.BytesIO(data))) for data in images]
@@ -111,14 +113,16 @@ def test_bicubic_crops_are_native_and_have_pillows_bytes(form: str, size: int) -
         images = [_native.transcode(data, keep_metadata=False, segment_px=16) for data in images]
     elif form == "array":
         images = [npy(pixels) for pixels in whole]
-    out, result = decode(CpuDecoder(), images, recipe)
+    out, result = decode(CpuDecoder(fidelity=fidelity), images, recipe)
     assert (result.errors, of_pillow(result), result.slow) == ([None] * 3, [False] * 3, 0)
     draws = draw(recipe, 3)
     for found, rgb, source, support, flip in zip(
         out, whole, draws.source_box.tolist(), draws.support_box.tolist(), draws.flip, strict=True
     ):
         expected = pillow_resize(rgb, source, support, (size, size), flip=bool(flip), filter="bicubic")
-        np.testing.assert_array_equal(found.transpose(1, 2, 0), expected)
+        differences = np.abs(found.transpose(1, 2, 0).astype(int) - expected)
+        assert differences.max() <= (0 if fidelity == "exact" or form == "array" else 3)
+        assert differences.mean() <= 0.5
 
 
 @pytest.mark.parametrize("decoder", [CpuDecoder(), PillowDecoder()], ids=["cpu", "pillow"])

@@ -6,7 +6,7 @@
 //
 // Coefficients come in pairs, two int16 in an int32 (the first in the low half), as the multiply-add instructions
 // take them. Two precisions:
-//     q7     8-bit samples -> int16 with 7 fractional bits -> the same; coefficients of 14 bits
+//     q7     8-bit samples -> int16 with 7 fractional bits, 0 to 2**15 - 1 -> the same; coefficients of 14 bits
 //     exact  8-bit samples -> 8-bit samples -> 8-bit samples, as Pillow does; coefficients of 22 bits, in two parts:
 //            high (the upper 15 bits) and low (the lower 8)
 #pragma once

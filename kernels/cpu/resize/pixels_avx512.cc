@@ -27,6 +27,7 @@ struct Avx512 {
     template <int kShift>
     static T slli32(T a) { return _mm512_slli_epi32(a, kShift); }
     static T packs32(T a, T b) { return _mm512_packs_epi32(a, b); }
+    static T max16(T a, T b) { return _mm512_max_epi16(a, b); }
     static T packus16(T a, T b) { return _mm512_packus_epi16(a, b); }
     static T unpacklo8(T a, T b) { return _mm512_unpacklo_epi8(a, b); }
     static T unpackhi8(T a, T b) { return _mm512_unpackhi_epi8(a, b); }

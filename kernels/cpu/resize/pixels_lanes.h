@@ -38,9 +38,12 @@ struct Pixels {
             s3 = V::multiply_add(s3, V::unpackhi8(hi, zero), k);
         }
         constexpr int shift = kPlainBits - 7;
-        even = V::packs32(V::template srai32<shift>(s0), V::template srai32<shift>(s1));
-        odd = V::packs32(V::template srai32<shift>(s2), V::template srai32<shift>(s3));
+        even = to_q7(V::template srai32<shift>(s0), V::template srai32<shift>(s1));
+        odd = to_q7(V::template srai32<shift>(s2), V::template srai32<shift>(s3));
     }
+
+    // Sums as int16, 0 or more: where weights are negative they may be outside of what samples are.
+    static T to_q7(T a, T b) { return V::max16(V::packs32(a, b), V::set32(0)); }
 
     static T exact_sum(T high, T low) {
         return V::template srai32<kExactBits>(V::add32(V::template slli32<kExactLowBits>(high), low));
@@ -111,8 +114,8 @@ struct Pixels {
                 }
             }
             for (int part = 0; part < kParts; ++part) {
-                V::store(out + 2 * kRows * part, V::packs32(V::template srai32<kPlainBits>(sa[part]),
-                                                            V::template srai32<kPlainBits>(sb[part])));
+                V::store(out + 2 * kRows * part, to_q7(V::template srai32<kPlainBits>(sa[part]),
+                                                       V::template srai32<kPlainBits>(sb[part])));
             }
         }
     }

@@ -12,6 +12,7 @@ inline int16_t second_of(int32_t pair) { return static_cast<int16_t>(pair >> 16)
 inline int16_t saturate(int value) {
     return static_cast<int16_t>(value > 32767 ? 32767 : value < -32768 ? -32768 : value);
 }
+inline int16_t to_q7(int value) { return static_cast<int16_t>(value < 0 ? 0 : value > 32767 ? 32767 : value); }
 inline uint8_t to_sample(int value) { return static_cast<uint8_t>(value < 0 ? 0 : value > 255 ? 255 : value); }
 // Compilers use vector instructions for sums of int16 * int16 in int32 if both factors visibly are int16.
 inline int32_t product(int16_t a, int16_t b) { return static_cast<int32_t>(a) * b; }
@@ -38,7 +39,7 @@ void vertical_q7(const uint8_t* const* rows, const int32_t* coefficients, ptrdif
         int32_t sum[kChunk];
         for (int x = 0; x < kChunk; ++x) sum[x] = 1 << (kPlainBits - 8);
         for (int p = 0; p < pairs; ++p) add_rows(rows + 2 * p, x0, n, coefficients[p * step], sum);
-        for (int x = 0; x < n; ++x) out[x0 + x] = static_cast<int16_t>(sum[x] >> (kPlainBits - 7));
+        for (int x = 0; x < n; ++x) out[x0 + x] = to_q7(sum[x] >> (kPlainBits - 7));
     }
 }
 
@@ -88,7 +89,7 @@ void horizontal_q7(const int32_t* pairs, const ColumnTable& table, int16_t* out)
         FEEDER_LANES sum[lane] = 1 << (kPlainBits - 1);
         const int32_t* from = pairs + static_cast<ptrdiff_t>(table.first[x]) * kLanes;
         for (int p = 0; p < table.pairs; ++p, from += kLanes) add_columns(from, k[p * step], sum);
-        FEEDER_LANES out[lane] = static_cast<int16_t>(sum[lane] >> kPlainBits);
+        FEEDER_LANES out[lane] = to_q7(sum[lane] >> kPlainBits);
     }
 }
 

@@ -32,6 +32,7 @@ struct Sse2 {
     template <int kShift>
     static T slli32(T a) { return _mm_slli_epi32(a, kShift); }
     static T packs32(T a, T b) { return _mm_packs_epi32(a, b); }
+    static T max16(T a, T b) { return _mm_max_epi16(a, b); }
     static T packus16(T a, T b) { return _mm_packus_epi16(a, b); }
     static T unpacklo8(T a, T b) { return _mm_unpacklo_epi8(a, b); }
     static T unpackhi8(T a, T b) { return _mm_unpackhi_epi8(a, b); }

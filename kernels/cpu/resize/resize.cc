@@ -246,8 +246,6 @@ void resample_exact(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
 void resample(const Planes& planes, const double source_box[4], const int support_box[4], int orientation, bool flip,
               ResizeFilter filter, const Output& out, Scratch& scratch) {
     check_planes(planes);
-    if (filter == ResizeFilter::bicubic && planes.color == ColorModel::ycbcr)
-        throw std::invalid_argument("the bicubic filter takes gray, rgb, cmyk and ycck planes; found ycbcr");
     const Frame frame = frame_of(planes, orientation);
     check_boxes(frame, source_box, support_box, orientation);
     check_output(out);
