@@ -98,6 +98,7 @@ class Stretch:
             self._times = np.append(0.0, np.unique(counts[paced] / times[paced]))
         self._totals = np.array([self._until(time).sum() for time in self._times[1:]], np.int64)
         self.starts = [start, *(start + self._totals[:-1]).tolist()]
+
         seed = source_seed(0, str(start)) if start else 0
         self._phases = uniform(seed, number, np.arange(len(counts)), Stream.MIXTURE, 1)[:, 0]
         self._period = period

@@ -112,6 +112,7 @@ class Work:
 
     def __post_init__(self) -> None:
         self.images = images_in(self.extras)
+        self._further = tuple(further_recipes(self.images))
         self.values = values_in(self.extras)
         self._key_rows = key_rows(self.recipe, self.extras)
         counts = [len(self.recipe.views), *(len(image.recipe.views) for image in self.images)]
@@ -172,12 +173,11 @@ class Work:
     @property
     def recipes(self) -> tuple[Recipe, ...]:
         """The recipe of each image that is made of a sample: of its image or the views, and of further images."""
-        return *self.recipe.views, *further_recipes(self.images)
+        return *self.recipe.views, *self._further
 
     def recipes_at(self, bucket: tuple[int, int] | None, epoch: int) -> tuple[Recipe, ...]:
         """Returns the recipes of one batch, see :meth:`feeder.transforms.Recipe.at`."""
-        further = (each.at(bucket, epoch) for each in further_recipes(self.images))
-        return *self.recipe.at(bucket, epoch).views, *further
+        return *self.recipe.at(bucket, epoch).views, *(each.at(bucket, epoch) for each in self._further)
 
     @property
     def image_columns(self) -> tuple[Column, ...]:

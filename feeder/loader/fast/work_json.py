@@ -317,11 +317,9 @@ def set_to_json(reader: Reader, known: dict[int, dict[str, Any]] | None = None) 
         ids = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
         return {"kind": "subset", "of": whole, "ids": ids}
     if isinstance(reader, JoinedReader):
-        return {
-            "kind": "sets",
-            "of": [set_to_json(each, known) for each in reader.readers],
-            "own_index": reader.own_index,
-        }
+        of = [set_to_json(each, known) for each in reader.readers]
+        return {"kind": "sets", "of": of, "own_index": reader.own_index}
+
     if type(reader) is FolderReader:
         return {"kind": "folder", "path": reader.root, "exif": reader.exif, "fingerprint": _fingerprint(reader)}
     if type(reader) is not ShardReader:
