@@ -354,7 +354,7 @@ class View:
     Args:
         source_boxes, support_boxes, flips, out, layout, dtype, scale, bias: See :func:`decode_batch`.
         programs: What follows on each image, float64 [N, ops, 12], see :class:`AugmentOp`; None: nothing.
-        filter: "bilinear", or "bicubic", whose images are decoded as for "exact".
+        filter: "bilinear" or "bicubic".
         frames, fill: See :attr:`feeder.transforms.Draws.frame`, and its color.
 
     Raises:
@@ -628,7 +628,7 @@ def resample_planes(
         scale: out = pixel (0-255) * scale + bias, per channel.
         bias: With scale.
         inverted: cmyk and ycck: 255 is no ink.
-        filter: "bilinear", or "bicubic", which takes no ycbcr.
+        filter: "bilinear" or "bicubic".
 
     Raises:
         ValueError: an argument that makes no sense; nothing was written then.

@@ -40,6 +40,7 @@ from feeder.order.shard_sizes import compact_sizes
 from feeder.system.arrays import Int64s
 
 _KEPT = 1 << 16
+_MOST_SOURCES = 100
 _MOST = (1 << 61) - 1  # passes of a run, at most; a prime
 _STEP = (math.sqrt(5) - 1) / 2
 
@@ -112,13 +113,18 @@ class MixtureInLanes(MixtureOrder):
     """The order of a mixture's epochs in lanes; see :class:`MixtureOrder` and Note [Mixtures in lanes].
 
     Raises:
-        ArgumentError: if weights were set later, and epochs end by a stop rule.
+        ArgumentError: for more than 100 sources, or if weights were set later, and epochs end by a stop rule.
     """
 
     lanes: LaneBlocks
 
     def _lanes_by(self, lanes: Lanes) -> LaneBlocks:
         shares = self.shares
+        if len(shares.names) > _MOST_SOURCES:
+            raise ArgumentError(
+                f"a Mixture in Lanes has at most {_MOST_SOURCES} sources, as each lane counts what it has of each, and "
+                f"this one has {len(shares.names):,}: join some by ConcatDataset, or give shuffle=feeder.Window()"
+            )
         if shares.batch is None and not shares.is_run and shares.changes:
             raise ArgumentError(
                 "set_weights can't change a Mixture in Lanes with stop=, as lanes have parts of the epoch as it was: "

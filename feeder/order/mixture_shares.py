@@ -530,10 +530,11 @@ class _Tree:
     """
 
     def __init__(self, weights: AnyArray, most: AnyArray, phases: Float64s) -> None:
-        by_weight = np.argsort(-weights, kind="stable")
+        by_weight = np.argsort(-weights, kind="stable")[: max(1, np.count_nonzero(weights))]  # others have no samples
         ends, limits = (np.append(0.0, np.cumsum(each[by_weight])) for each in (weights, most))
+        self._sources = len(weights)
         self._levels: list[_Level] = []
-        starts, stops = np.array([0]), np.array([len(weights)])
+        starts, stops = np.array([0]), np.array([len(by_weight)])
 
         while len(starts):
             is_leaf = stops - starts == 1
@@ -553,7 +554,7 @@ class _Tree:
 
     def first(self, total: int) -> Int64s:
         """Returns the samples of each source among the first of an epoch, int64 [S]."""
-        found = np.empty(sum(len(level.sources) for level in self._levels), np.int64)
+        found = np.zeros(self._sources, np.int64)
         totals = np.array([total])
         for level in self._levels:
             found[level.sources] = totals[level.is_leaf]

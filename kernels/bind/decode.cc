@@ -261,7 +261,7 @@ void add_decode(nb::module_& module) {
              "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(), "programs"_a = nb::none(),
              "filter"_a = "bilinear", "frames"_a = nb::none(), "fill"_a = std::tuple<int, int, int>(),
              "bicubic"_a = nb::none(),
-             "Args and Raises: those of decode_batch(); filter: bilinear, or bicubic, which is decoded as for \"exact\";\n"
+             "Args and Raises: those of decode_batch(); filter: bilinear or bicubic;\n"
              "frames: int32 [N, 4], left, top, width, height of the part of `out` that the source box maps onto, beside\n"
              "which is the color `fill`; left of -1: the image was too small; bicubic: uint8 [N], nonzero for bicubic\n"
              "whatever the filter; None: none.");

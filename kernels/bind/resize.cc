@@ -158,7 +158,7 @@ void add_resize(nb::module_& module) {
                "    flip: Mirror the output.\n"
                "    scale, bias: out = pixel(0-255) * scale + bias, per channel; or None.\n"
                "    inverted: cmyk and ycck: 255 is no ink.\n"
-               "    filter: bilinear, or bicubic, which takes no ycbcr.\n\n"
+               "    filter: bilinear or bicubic.\n\n"
                "Raises:\n"
                "    ValueError: an argument that makes no sense; nothing was written then.");
     module.def("map_pixels", &map_pixels, "pixels"_a.noconvert(), "scale"_a, "bias"_a, "out"_a.noconvert(),

@@ -225,6 +225,12 @@ def test_weights_that_change_in_a_run_leave_all_before_as_it_was() -> None:
     assert Counter(orders[1].source_of([i for i, _ in rows[1][150:777]]).tolist())[2] == 0
 
 
+def test_mixtures_of_many_sources_are_refused() -> None:
+    shares = Shares.of({str(i): 100 for i in range(101)}, samples=500)
+    with pytest.raises(ArgumentError, match=r"at most 100 sources.*this one has 101.*Window"):
+        MixtureInLanes(shares, 0, Lanes(4, 16, 8), shards_of([100] * 101, 10))
+
+
 def test_copies_and_other_seeds() -> None:
     shares = Shares.of({"a": 300, "b": 200}, samples=250)
     order = MixtureInLanes(shares, 2, Lanes(4, 16, 8), shards_of([300, 200], 10))

@@ -23,15 +23,15 @@ STATEMENTS = {
     "dataset": 2_759,
     "decoders": 3_463,
     "fields": 344,
-    "loader": 7_936,
-    "order": 1_591,
+    "loader": 7_947,
+    "order": 1_595,
     "service": 1_536,
     "shard": 8_211,
     "system": 688,
     "tools": 4_652,
     "transforms": 2_471,
 }
-TOKENS = 450_588
+TOKENS = 450_716
 OWN_PARAMETERS = 15
 DENSE = 17
 

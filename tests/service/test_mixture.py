@@ -18,7 +18,7 @@ from feeder.dataset.subset_reader import SubsetReader
 from feeder.errors import ArgumentError
 from feeder.loader.fast.mixed_work import MixedWork
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.work_json import check_work, sent_divided, work_from_json, work_to_json
+from feeder.loader.fast.work_json import check_work, sent_divided, work_data, work_from_json, work_to_json
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.service.roots import Roots
 from feeder.transforms.recipe_json import recipe_to_json
@@ -210,6 +210,22 @@ def test_groups_of_one_set_open_it_once(root: Path) -> None:
         each.run(0, view)
     for one, other in zip((*views[0].images, *views[0].further), (*views[1].images, *views[1].further), strict=True):
         assert one.tobytes() == other.tobytes()
+
+
+def test_mixtures_of_too_many_sources_are_refused_by_the_client(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.loader.fast.work_json._MOST_SETS", 2)
+    with pytest.raises(ArgumentError, match=r"service= can't have this made.*mixture of 3 sources, 2 are allowed"):
+        work_data(work_of(mixture_of(root)))
+
+
+def test_subsets_of_too_many_samples_in_all_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = feeder.ShardDataset(root / "set", CROP_AND_FLIP)
+    told = sent(work_of(feeder.Mixture({name: Subset(whole, [*range(60)]) for name in "abc"})))
+    monkeypatch.setattr("feeder.loader.fast.work_json._MOST_IDS", 180)
+    work_from_json(told, Roots([str(root)]))
+    monkeypatch.setattr("feeder.loader.fast.work_json._MOST_IDS", 179)
+    with pytest.raises(ArgumentError, match="subsets have more than 179 samples"):
+        work_from_json(told, Roots([str(root)]))
 
 
 def told(own: Any) -> dict[str, Any]:

@@ -44,6 +44,7 @@ _MOST = 1 << 16  # pixels of a side
 _MOST_VALUES = 1 << 16  # of the JSON of work: more take long to read
 _MOST_SETS, _DEEPEST = 1 << 12, 8
 _MOST_REPEATED = 1 << 22  # ids of a subset of fewer samples
+_MOST_IDS = 1 << 27  # of all subsets
 # Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
 # takes longer than to list them.
 SIZED_FILES = 1024
@@ -112,6 +113,10 @@ def work_data(work: Work) -> bytes:
             f"work whose description takes {len(data) >> 20} MiB, {MOST_WORK_BYTES >> 20} are allowed: for one, a "
             "subset of many millions of samples in no order"
         )
+    try:
+        check_work(data)
+    except ArgumentError as error:
+        raise _refused(str(error)) from None
     return data
 
 
@@ -133,10 +138,12 @@ def check_work(data: bytes) -> None:
         ArgumentError: naming what is wrong.
     """
     if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
-        raise ArgumentError(f"the recipe or the fields have more than {_MOST_VALUES:,} values; make them smaller")
+        raise ArgumentError(f"recipe, fields and sources have more than {_MOST_VALUES:,} values; make them smaller")
     try:
         value = json.loads(data)
         check_bounds(value["recipe"], *value["extras"]["targets"])
+        if len(value["sources"] or ()) > _MOST_SETS:
+            raise ArgumentError(f"a mixture of {len(value['sources']):,} sources, {_MOST_SETS:,} are allowed")
         for _, own in value["sources"] or ():
             check_bounds(own)
     except ArgumentError:
@@ -330,7 +337,12 @@ def set_to_json(reader: Reader, known: dict[int, dict[str, Any]] | None = None) 
 
 
 def set_from_json(
-    value: Any, here: Any, members: tuple[str, ...] = (), depth: int = 0, opened: dict[str, Reader] | None = None
+    value: Any,
+    here: Any,
+    members: tuple[str, ...] = (),
+    depth: int = 0,
+    opened: dict[str, Reader] | None = None,
+    left: list[int] | None = None,
 ) -> Reader:
     """Opens the set that :func:`set_to_json` has described.
 
@@ -340,6 +352,7 @@ def set_from_json(
         members: Names of members of a folder's samples that are images, and no samples themselves.
         depth: Number of sets that it is inside of.
         opened: The sets that subsets were of, by their JSON, each opened once; None: each subset has one of its own.
+        left: The number of ids that all subsets may still have.
 
     Raises:
         ArgumentError: if it is not such JSON, or a set differs from the client's.
@@ -348,14 +361,20 @@ def set_from_json(
         raise ArgumentError("this is no set")
 
     kind, of = value.get("kind"), value.get("of")
+    left = [_MOST_IDS] if left is None else left
     if kind == "subset":
         opened, text = {} if opened is None else opened, json.dumps(of)
-        whole = opened[text] = opened.get(text) or set_from_json(of, here, members, depth + 1)
-        return SubsetReader(whole, _ids_from_json(value.get("ids"), len(whole)))
+        whole = opened[text] = opened.get(text) or set_from_json(of, here, members, depth + 1, left=left)
+        ids = _ids_from_json(value.get("ids"), len(whole))
+        left[0] -= len(ids)
+        if left[0] < 0:
+            raise ArgumentError(f"subsets have more than {_MOST_IDS:,} samples")
+        return SubsetReader(whole, ids)
+
     if kind == "sets":
         if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
             raise ArgumentError("these are no sets")
-        readers = [set_from_json(each, here, members, depth + 1, opened) for each in of]
+        readers = [set_from_json(each, here, members, depth + 1, opened, left) for each in of]
         return JoinedReader(readers, own_index=value.get("own_index") is True)
 
     path, exif, version = (value.get(name) for name in ("path", "exif", "version"))

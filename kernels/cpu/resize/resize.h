@@ -43,7 +43,7 @@ class Scratch {
 //         the source box and lie inside the window.
 //     orientation: EXIF orientation, 1-8, that makes the stored image upright.
 //     flip: Mirror the output horizontally.
-//     filter: Bicubic takes no YCbCr planes: between the passes of these is no room for its overshoot.
+//     filter: Pillow's. What a bicubic one has below 0 and above 255 after a pass is cut off.
 //
 // Throws std::invalid_argument, with what was expected and what was found, before it touches the output;
 // std::bad_alloc.
