@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import functools
 import importlib.abc
 import importlib.machinery
@@ -64,7 +63,7 @@ class LoaderHooks:
         self._local = threading.local()
         self.records: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
         self._likes: dict[Any, tuple[weakref.ref[Any] | None, LoaderRecord]] = {}
-        self._left: list[tuple[LoaderRecord, Any]] = []  # of the loaders that were used last
+        self._kept: tuple[LoaderRecord | None, dict[str, Any]] = None, {}
         self._stages_before: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
         self._iterators: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
 
@@ -86,20 +85,21 @@ class LoaderHooks:
         return self.record
 
     def arguments_of(self, record: LoaderRecord) -> dict[str, Any] | None:
-        """Returns the arguments by which ``feeder.DataLoader`` does as a loader of the script's; None if unknown."""
-        from feeder.loader.from_torch import options_of
-
-        given: Any = next((loader for each, loader in self._left if each is record), None)
-        if given is None or record.kind == "feeder":
-            return None if given is None else given.options()
-        return options_of(given) | {"dataset": given.dataset}
+        """Returns the arguments by which ``feeder.DataLoader`` does as a loader of the script's; None if not kept."""
+        kept, arguments = self._kept
+        return arguments if kept is record else None
 
     def keep(self, record: LoaderRecord, loader: Any) -> None:
-        """Keeps a copy of a loader without its workers; of few loaders, as their datasets stay in memory."""
+        """Keeps the arguments of the loader that matters most so far. Datasets of others do not stay in memory."""
+        kept, _ = self._kept
+        if kept is not None and kept is not record and record.matters <= kept.matters:
+            return
         with contextlib.suppress(Exception):  # a loader may be anything, and a meter must not end the training
-            left = copy.copy(loader)
-            vars(left)["_iterator"] = None
-            self._left = [*[each for each in self._left if each[0] is not record][-3:], (record, left)]
+            from feeder.loader.from_torch import options_of
+
+            is_feeders = record.kind == "feeder"
+            arguments = loader.options() if is_feeders else options_of(loader) | {"dataset": loader.dataset}
+            self._kept = record, arguments
 
     def _prefix(self, record: LoaderRecord) -> str:
         """Returns the start of the paths of a loader's workers."""
@@ -140,7 +140,7 @@ class LoaderHooks:
             record.made_ns.append((asked, time.monotonic_ns()))
             self.keep(record, loader)
             with contextlib.suppress(TypeError):  # an iterator without weak references goes unmetered
-                self._iterators[iterator] = _Place(record, len(record.made_ns) - 1)
+                self._iterators[iterator] = _Place(record, len(record.made_ns) - 1, weakref.ref(loader))
                 self._meter_next(type(iterator))
             return iterator
 
@@ -180,10 +180,19 @@ class LoaderHooks:
             return batch
         finally:
             self._local.inside = False
-            place.record.batches.append(NextCall(asked, time.monotonic_ns(), images, place.epoch, trained))
+            self._note_call(place, NextCall(asked, time.monotonic_ns(), images, place.epoch, trained))
             if images and self._on_batch is not None:
                 self._count += 1
                 self._on_batch(self._count)
+
+    def _note_call(self, place: _Place, call: NextCall) -> None:
+        record, loader = place.record, place.loader()
+        record.batches.append(call)
+        trains, spent_ns = record.matters
+        record.matters = trains or call.trained, spent_ns + call.got_ns - (place.got_ns or call.asked_ns)
+        place.got_ns = call.got_ns
+        if loader is not None and self._kept[0] is not record:
+            self.keep(record, loader)
 
     def _note_fetch(self, fetch: Fetch) -> None:
         """Records a batch that a loader without workers made in this process."""
@@ -247,11 +256,21 @@ class LoaderHooks:
 
 @dataclass(eq=False)
 class _Place:
-    """Place of an iterator: its loader's record, the epoch, and the number of backward() calls before its last step."""
+    """Place of an iterator.
+
+    Args:
+        record: Its loader's record.
+        epoch: The epoch.
+        loader: Its loader.
+        backwards: The number of ``backward()`` calls before its last step.
+        got_ns: Time at which its last call returned; 0 before.
+    """
 
     record: LoaderRecord
     epoch: int
+    loader: weakref.ref[Any]
     backwards: int = 1 << 62
+    got_ns: int = 0
 
 
 class _Finder(importlib.abc.MetaPathFinder):
