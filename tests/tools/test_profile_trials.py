@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, Subset, TensorDataset
 
 import feeder
 from feeder.dataset.shard_reader import ShardReader
@@ -227,8 +227,11 @@ def test_batches_of_the_dataset_sets_in_a_store_and_ranks_beside_others_are_not_
 class Loaders(list[Any]):
     """Stands for the run of a trial: takes a batch of each loader."""
 
+    share = 0.0  # of the script's batch in the last one
+
     def __call__(self, loader: Any, seconds: float, step: Any) -> Trial:
         self.append((loader, next(iter(loader))))
+        self.share = step.args[0]
         loader.close()
         return Trial(1.0, 1.0, 0, batches_per_s=12.0)
 
@@ -247,6 +250,21 @@ def test_a_trial_takes_the_loaders_dataset_and_collate_in_batches_of_a_tenth_of_
     assert (loader.dataset, loader.num_workers, loader.path) == (theirs.dataset, workers, "generic")
     assert batch[:2] == ("mine", batch_size)
     assert (batch[2] == os.getpid()) == (not workers)
+    assert seen.share == batch_size / 10
+
+
+def test_a_trial_has_no_larger_batches_than_the_script_and_counts_what_its_collate_gives_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Loaders()
+    monkeypatch.setattr(trials, "run", seen)
+    given = times()
+    given.record.batch_size = 1
+    crops = DataLoader(TensorDataset(torch.ones(5, 64)), 1, collate_fn=lambda rows: torch.stack([*rows[0]])[0])
+    arguments = options_of(crops) | {"dataset": crops.dataset}
+    assert Trials(arguments, given, 1.0, str(tmp_path)).measure(Proposal(0)) == 12.0
+    ((loader, batch),) = seen
+    assert (loader.batch_size, len(batch), seen.share) == (1, 64, 1.0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -259,11 +277,21 @@ def test_feeders_loaders_are_tried_in_their_own_order_and_as_no_rank_of_a_job(
     theirs = feeder.DataLoader(dataset, 4, shuffle=True, seed=3, rank=1, world_size=2, num_workers=1)
     given = times()
     given.record.kind = "feeder"
+    given.record.batch_size = 4
     meter = LoaderHooks(str(tmp_path))
     meter.keep(given.record, theirs)
     Trials(meter.arguments_of(given.record), given, 1.0, str(tmp_path)).measure(Proposal(workers))
     ((loader, batch),) = seen
     assert (loader.path, loader.num_workers, len(loader), len(batch[0])) == ("fast", workers, 8, 4)
+    assert seen.share == 1.0
+
+
+def test_a_batch_has_as_many_samples_as_its_batch_sampler_says(tmp_path: Path) -> None:
+    dataset = TensorDataset(torch.arange(9))
+    by_sampler = DataLoader(dataset, batch_sampler=BatchSampler(SequentialSampler(dataset), 3, drop_last=False))
+    loaders = [by_sampler, DataLoader(dataset, 4), DataLoader(dataset, None)]
+    meter = LoaderHooks(str(tmp_path))
+    assert [meter._record_of(each, None).batch_size for each in loaders] == [3, 4, None]
 
 
 class Counted:

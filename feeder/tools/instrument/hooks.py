@@ -208,7 +208,7 @@ class LoaderHooks:
                 place=_place(frame),
                 kind=root if root in ("torch", "feeder") else kind.__name__,
                 workers=int(loader.num_workers),
-                batch_size=loader.batch_size,
+                batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
                 pin_memory=bool(loader.pin_memory) or getattr(loader, "device", None) is not None,
                 persistent=bool(loader.persistent_workers),
                 convertible=_convertible(loader.dataset),

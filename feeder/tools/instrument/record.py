@@ -71,7 +71,7 @@ class LoaderRecord:
         place: The script's line that iterates over it, "train.py:34".
         kind: "torch", "feeder", or the class's name.
         workers: Number of worker processes.
-        batch_size: The loader's argument; None with a batch sampler.
+        batch_size: Samples of a batch, by the loader or its batch sampler; None if neither says.
         pin_memory: The loader's argument.
         persistent: True if workers outlive an epoch.
         made_ns: (asked, got) of each call of ``iter()``, which starts the workers.

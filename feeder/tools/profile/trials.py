@@ -156,10 +156,10 @@ class Trials:
         """Returns images/s of a setting between steps like the script's. Raises whatever its dataset raises."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loader = DataLoader(**self._options(proposal))
-            batch_size = loader.batch_size or 1
+            options = self._options(proposal)
+            batch_size = options.get("batch_size", self._batch_size)
             step = functools.partial(self.step, batch_size / self._batch_size)
-            return batch_size * run(loader, TRIAL_S, step).batches_per_s
+            return float(batch_size * run(DataLoader(**options), TRIAL_S, step).batches_per_s)
 
     def step(self, share: float, batch: Any) -> None:
         """Takes as long as the script's step would for a share of its batch, and as much CPU time."""
