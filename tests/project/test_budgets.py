@@ -20,7 +20,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_759,
+    "dataset": 2_760,
     "decoders": 3_463,
     "fields": 344,
     "loader": 7_936,
@@ -28,10 +28,10 @@ STATEMENTS = {
     "service": 1_536,
     "shard": 8_211,
     "system": 688,
-    "tools": 4_652,
+    "tools": 4_679,
     "transforms": 2_471,
 }
-TOKENS = 450_588
+TOKENS = 451_048
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -86,20 +86,18 @@ class LoaderHooks:
 
     def arguments_of(self, record: LoaderRecord) -> dict[str, Any] | None:
         """Returns the arguments by which ``feeder.DataLoader`` does as a loader of the script's; None if not kept."""
-        kept, arguments = self._kept
-        return arguments if kept is record else None
+        return self._kept[1] if self._kept[0] is record else None
 
     def keep(self, record: LoaderRecord, loader: Any) -> None:
         """Keeps the arguments of the loader that matters most so far. Datasets of others do not stay in memory."""
-        kept, _ = self._kept
+        kept = self._kept[0]
         if kept is not None and kept is not record and record.matters <= kept.matters:
             return
         with contextlib.suppress(Exception):  # a loader may be anything, and a meter must not end the training
             from feeder.loader.from_torch import options_of
 
-            is_feeders = record.kind == "feeder"
-            arguments = loader.options() if is_feeders else options_of(loader) | {"dataset": loader.dataset}
-            self._kept = record, arguments
+            options = loader.options if record.kind == "feeder" else functools.partial(options_of, loader)
+            self._kept = record, {"dataset": loader.dataset} | options()
 
     def _prefix(self, record: LoaderRecord) -> str:
         """Returns the start of the paths of a loader's workers."""
@@ -170,6 +168,7 @@ class LoaderHooks:
         trained = self._backwards > place.backwards
         place.backwards = self._backwards
         images = 0
+        matters, waited_ns = place.record.matters
         asked = time.monotonic_ns()
         self._local.inside = True
         self._local.fetching = place.record
@@ -180,19 +179,13 @@ class LoaderHooks:
             return batch
         finally:
             self._local.inside = False
-            self._note_call(place, NextCall(asked, time.monotonic_ns(), images, place.epoch, trained))
+            place.record.batches.append(NextCall(asked, time.monotonic_ns(), images, place.epoch, trained))
+            place.record.matters = trained or matters, waited_ns + time.monotonic_ns() - asked
+            if self._kept[0] is not place.record and (loader := place.loader()) is not None:
+                self.keep(place.record, loader)
             if images and self._on_batch is not None:
                 self._count += 1
                 self._on_batch(self._count)
-
-    def _note_call(self, place: _Place, call: NextCall) -> None:
-        record, loader = place.record, place.loader()
-        record.batches.append(call)
-        trains, spent_ns = record.matters
-        record.matters = trains or call.trained, spent_ns + call.got_ns - (place.got_ns or call.asked_ns)
-        place.got_ns = call.got_ns
-        if loader is not None and self._kept[0] is not record:
-            self.keep(record, loader)
 
     def _note_fetch(self, fetch: Fetch) -> None:
         """Records a batch that a loader without workers made in this process."""
@@ -263,14 +256,12 @@ class _Place:
         epoch: The epoch.
         loader: Its loader.
         backwards: The number of ``backward()`` calls before its last step.
-        got_ns: Time at which its last call returned; 0 before.
     """
 
     record: LoaderRecord
     epoch: int
     loader: weakref.ref[Any]
     backwards: int = 1 << 62
-    got_ns: int = 0
 
 
 class _Finder(importlib.abc.MetaPathFinder):

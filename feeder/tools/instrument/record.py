@@ -81,7 +81,7 @@ class LoaderRecord:
         bottleneck: feeder's own verdict.
         path_reason: Reason why a feeder dataset does not take the fast path, and the remedy; else None.
         convertible: Class of a dataset that ``feeder.from_torch`` takes and that is not feeder's yet; else None.
-        matters: If a batch was trained on, then the time of waits and steps so far: trials are of the most.
+        matters: If a batch was trained on, then the time in ``next()`` so far: trials are of the most.
     """
 
     place: str

@@ -76,11 +76,8 @@ class Advice:
 
 def reason_of(error: BaseException) -> str:
     """Returns the reason why a setting can't be measured, from what the script's code raised."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, SystemExit):
-        return EXITED
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    ends: dict[type[BaseException], str] = {KeyboardInterrupt: "interrupted", SystemExit: EXITED}
+    return ends.get(type(error)) or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> list[Advice]:

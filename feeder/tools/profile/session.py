@@ -72,15 +72,17 @@ def _with_gains(found: Analysis, meter: LoaderHooks, code: int, folder: str) -> 
     """Returns the advice with the gains that could be measured. Raises nothing, as the report must not be lost."""
     if found.main is None or not any(each.proposal for each in found.advice):
         return found.advice
-    if code not in (0, EXIT_INTERRUPTED):
-        return [each.untried("the script failed") for each in found.advice]
     try:
         from feeder.tools.profile.trials import Trials, with_trials  # which need torch
 
-        record = found.main.record
-        trials = Trials(meter.arguments_of(record), found.main, found.load.own_cores or 0.0, folder)
-        note = functools.partial(say, file=sys.stderr)
-        return with_trials(found.advice, Proposal(record.workers), trials.measure, trials.problem(), note)
+        trials = Trials(meter.arguments_of(found.main.record), found.main, found.load.own_cores or 0.0, folder)
+        return with_trials(
+            found.advice,
+            Proposal(found.main.record.workers),
+            trials.measure,
+            trials.problem() if code in (0, EXIT_INTERRUPTED) else "the script failed",
+            functools.partial(say, file=sys.stderr),
+        )
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         return [each.untried(reason_of(error)) for each in found.advice]
 

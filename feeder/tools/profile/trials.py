@@ -11,12 +11,11 @@ Note [Trials]
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,12 +63,11 @@ def with_trials(
         note(f"feeder profile: {tries}; Ctrl-C skips one")
 
     found = []
-    with _handled(signal.SIGINT, signal.default_int_handler):  # in place of the script's
-        before = problem or (_rate(measure, now) if number else "")
-        for each in advice:
-            after = before if isinstance(before, str) or each.proposal is None else _rate(measure, each.proposal)
-            found.append(_tried(each, before, after))
-            before = after if after == EXITED else before
+    before = problem or (_rate(measure, now) if number else "")
+    for each in advice:
+        after = before if isinstance(before, str) or each.proposal is None else _rate(measure, each.proposal)
+        found.append(_tried(each, before, after))
+        before = after if after == EXITED else before
     return sorted(found, key=lambda each: (each.gain is None, -(each.gain or each.most or 0)))
 
 
@@ -77,38 +75,20 @@ def _tried(advice: Advice, before: float | str, after: float | str) -> Advice:
     """Returns the advice with its gain over the rate before, or with the reason why that can't be measured."""
     if advice.proposal is None or isinstance(before, str) or isinstance(after, str):
         return advice.untried(str(after))
-    workers = count(advice.proposal.num_workers, "worker")
-    rates = f"from {before:,.0f} to {after:,.0f} images/s with {workers}"
+    rates = f"from {before:,.0f} to {after:,.0f} images/s with {count(advice.proposal.num_workers, 'worker')}"
     return replace(advice, gain=after / before, because=rates)
 
 
 def _rate(measure: Callable[[Proposal], float], proposal: Proposal) -> float | str:
     """Returns images/s of a setting, or the reason why it can't be measured."""
     try:
-        with _handled(signal.SIGALRM, _end), _timer():
+        with contextlib.ExitStack() as stack:  # which gives the script's handlers and timer back
+            for each, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGALRM, _end)):
+                stack.callback(signal.signal, each, signal.signal(each, handler) or signal.SIG_DFL)
+            stack.callback(signal.setitimer, signal.ITIMER_REAL, *signal.setitimer(signal.ITIMER_REAL, _LIMIT_S))
             return measure(proposal) or "no batch came"
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # of the script's own dataset: it may raise anything
         return reason_of(error)
-
-
-@contextlib.contextmanager
-def _handled(number: int, handler: Callable[[int, Any], Any]) -> Iterator[None]:
-    """Has a handler for a signal, in place of another."""
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before or signal.SIG_DFL)  # None if not Python's
-
-
-@contextlib.contextmanager
-def _timer() -> Iterator[None]:
-    """Has the limit's timer in place of another."""
-    before = signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *before)
 
 
 def _end(number: int, frame: Any) -> None:
@@ -131,11 +111,13 @@ class Trials:
         self._folder = folder
         self._batch_size = times.record.batch_size or 1
         self._batch_s = times.wait_a_batch_s + times.step_a_batch_s
+        self._tried = self._batch_size  # of a trial's batch
+        if times.record.kind != "feeder":  # whose order and batches stay as they are
+            self._tried = min(self._tried, max(2, int(self._tried * _BATCH_S / max(1e-6, self._batch_s))))
         making_s = 0.0 if times.record.workers else times.making_s or times.wait_a_batch_s
         self._busy_s = own_cores * self._batch_s - making_s * (1 - times.dataset_share * (1 - times.cpu_share))
         # torch computes with several threads only on many numbers.
-        number = 1 << (18 if self._busy_s > 1.1 * times.step_a_batch_s else 12)
-        self._numbers = torch.ones(number, device="cpu")  # whatever the script's default
+        self._numbers = torch.ones(1 << (18 if self._busy_s > 1.1 * times.step_a_batch_s else 12), device="cpu")
 
     def problem(self) -> str | None:
         """Returns the reason why nothing can be tried; None if it can."""
@@ -156,13 +138,11 @@ class Trials:
         """Returns images/s of a setting between steps like the script's. Raises whatever its dataset raises."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            options = self._options(proposal)
-            batch_size = options.get("batch_size", self._batch_size)
-            step = functools.partial(self.step, batch_size / self._batch_size)
-            return float(batch_size * run(DataLoader(**options), TRIAL_S, step).batches_per_s)
+            return self._tried * run(DataLoader(**self._options(proposal)), TRIAL_S, self.step).batches_per_s
 
-    def step(self, share: float, batch: Any) -> None:
-        """Takes as long as the script's step would for a share of its batch, and as much CPU time."""
+    def step(self, batch: Any) -> None:
+        """Takes as long as the script's step would for a trial's batch, and as much CPU time."""
+        share = self._tried / self._batch_size
         began = time.perf_counter()
         busy = time.process_time()
         while time.process_time() - busy < share * self._busy_s:
@@ -181,10 +161,9 @@ class Trials:
 
         if as_feeder(dataset) is not None:
             options |= {"rank": 0, "world_size": 1, "seed": 0}
-        if self._times.record.kind != "feeder":  # whose order and batches stay as they are
+        if self._times.record.kind != "feeder":
             options["sampler"] = torch.randint(len(dataset), (_DRAWN,), device="cpu").tolist()
-            in_time = max(2, int(self._batch_size * _BATCH_S / self._batch_s))
-            options["batch_size"] = min(self._batch_size, in_time)
+            options["batch_size"] = self._tried
         return options
 
     def _shards(self, dataset: Any) -> ShardDataset:
