@@ -23,7 +23,7 @@ STATEMENTS = {
     "dataset": 2_760,
     "decoders": 3_463,
     "fields": 344,
-    "loader": 7_936,
+    "loader": 7_937,
     "order": 1_591,
     "service": 1_536,
     "shard": 8_211,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 4_679,
     "transforms": 2_471,
 }
-TOKENS = 451_048
+TOKENS = 451_049
 OWN_PARAMETERS = 15
 DENSE = 17
 
