@@ -46,10 +46,10 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         extras: Targets and further fields, in the order of a sample's values.
         classes: Class names by label; None if they are not known.
         class_to_idx: Label by class name; None if they are not known.
-        sources: The sources of a mixture; empty for any other dataset.
+        is_mixture: True for a :class:`Mixture` alone.
     """
 
-    sources: tuple[FeederDataset, ...] = ()
+    is_mixture = False
     reader: Reader
     recipe: Recipe | Views
     extras: tuple[Extra, ...]
@@ -164,7 +164,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     @transform.setter
     def transform(self, value: object) -> NoReturn:
         name = type(self).__name__
-        way_out = " of sources with other recipes" if self.sources else "(path, transform=...)"
+        way_out = " of sources with other recipes" if self.is_mixture else "(path, transform=...)"
         raise AttributeError(f"the transform of a {name} can't be changed; make another {name}{way_out}")
 
     @property

@@ -67,12 +67,15 @@ class Mixture(FeederDataset):
 
     Attributes:
         names: Names of the sources, sorted.
+        sources: The sources, in this order.
         shares: The samples that an epoch takes of each.
         loaders: The paths of the loaders of this process that it was given to, which may refuse a change of weights.
 
     Raises:
         ArgumentError: for sources that differ, naming them, or arguments that do not go together.
     """
+
+    is_mixture = True
 
     def __init__(
         self,
@@ -243,7 +246,7 @@ def _shards(reader: Reader) -> Sequence[int] | ShardSizes:
 
 def _source(name: str, dataset: Any) -> FeederDataset:
     found = as_feeder(dataset)
-    if found is None or found.sources:
+    if found is None or isinstance(found, Mixture):
         raise ArgumentError(
             f"source {name!r} of the Mixture is a {type(dataset).__name__}: sources are feeder's datasets, and Subset "
             "and ConcatDataset of them; feeder.from_torch converts others"

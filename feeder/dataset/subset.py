@@ -34,7 +34,7 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
         ArgumentError: if its indices are not integers.
     """
     if isinstance(dataset, FeederDataset):
-        return dataset.snapshot() if dataset.sources or keeps_samples(dataset, FeederDataset) else None
+        return dataset.snapshot() if dataset.is_mixture or keeps_samples(dataset, FeederDataset) else None
     if isinstance(dataset, ConcatDataset):
         return _concatenated(dataset, stored_order)
     whole = as_feeder(dataset.dataset) if isinstance(dataset, Subset) and keeps_samples(dataset, Subset) else None
@@ -116,7 +116,7 @@ def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederData
 
 
 def _refuse_mixture(dataset: FeederDataset) -> None:
-    if dataset.sources:
+    if dataset.is_mixture:
         raise ArgumentError("a Mixture can't be part of a Subset or ConcatDataset: take these of its sources")
 
 

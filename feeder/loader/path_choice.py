@@ -164,7 +164,7 @@ def choose_path(given: Mapping[str, Any], ranks: tuple[int, int] | None) -> Path
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
 
-    if source is not None and source.sources and (reason is not None or not own_order or collates or sizes is not None):
+    if isinstance(source, Mixture) and (reason is not None or not own_order or collates or sizes is not None):
         raise ArgumentError(
             "a Mixture is loaded on feeder's path, in its own order and as feeder collates it: leave out sampler, "
             "collate_fn and sizes=" + (f". Here {reason}" if reason is not None else "")

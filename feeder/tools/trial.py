@@ -75,6 +75,7 @@ class Trial:
         read_share: Share of that time spent reading, 0-1.
         busy_share: Share of the time that workers are at work, 0-1.
         skipped: Number of samples that could not be decoded.
+        batches_per_s: Batches/s from the first one on.
     """
 
     images_per_s: float
@@ -84,6 +85,7 @@ class Trial:
     read_share: float | None = None
     busy_share: float | None = None
     skipped: int = 0
+    batches_per_s: float = 0.0
 
 
 def consume(
@@ -164,6 +166,7 @@ def run(loader: Any, seconds: float, step: Callable[[Any], Any] | None = None) -
             cpu_ms=sums.cpu_ms,
             memory_bytes=memory,
             skipped=loader.stats().get("skipped", 0),
+            batches_per_s=sums.batches / max(1e-9, sums.elapsed_s),
             **_shares(loader, sums),
         )
     finally:

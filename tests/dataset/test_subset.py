@@ -20,7 +20,7 @@ from feeder.order.sample_order import Window
 from feeder.tools.tune.tuner import tune
 from feeder.transforms import Compose, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.support.batches import copied_epoch, same_batches, sample_ids
-from tests.support.loader_data import encode, write_shards
+from tests.support.loader_data import encode, write_shards, write_tree
 
 RANDOM = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
 
@@ -281,3 +281,14 @@ def test_what_the_fast_path_lacks_is_said_of_such_a_class(shards: Path) -> None:
         match="the dataset is a Subset of a Subset of a ConcatDataset, of which dataset 0 is a _Relabelled",
     ):
         DataLoader(Subset(Subset(ConcatDataset([_Relabelled(shards, RANDOM)]), [0]), [0]), rank=0, world_size=2)
+
+
+def test_a_subclass_with_sources_of_its_own_is_no_mixture(tmp_path: Path) -> None:
+    class Own(FolderDataset):
+        sources = ("a camera", "a scan")
+
+    write_tree(tmp_path / "images", 4)
+    dataset = Own(str(tmp_path / "images"), RANDOM)
+    loader = DataLoader(Subset(dataset, [0, 2, 3]), 3, sampler=[2, 0, 1])
+    assert loader.path == "fast"
+    assert len(next(iter(loader))[1]) == 3

@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_759,
+    "dataset": 2_760,
     "decoders": 3_463,
     "fields": 344,
-    "loader": 7_947,
+    "loader": 7_948,
     "order": 1_595,
     "service": 1_536,
     "shard": 8_211,
     "system": 688,
-    "tools": 4_652,
+    "tools": 4_679,
     "transforms": 2_471,
 }
-TOKENS = 450_716
+TOKENS = 451_177
 OWN_PARAMETERS = 15
 DENSE = 17
 

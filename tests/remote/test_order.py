@@ -236,7 +236,7 @@ def test_a_mixture_has_the_batches_of_local_sets_with_one_from_a_store(
             rest.append(copied_epoch(batches))
         check_same(*rest)
         small = ShardDataset(f"{bucket.url}/set", here.recipe, cache_dir=tmp_path / "small", cache_bytes=1_000_000)
-        with pytest.raises(ArgumentError, match=r"do not fit its cache of 0.001 GB: give shuffle=feeder.Window\(\)"):
+        with pytest.raises(ArgumentError, match=r"do not fit its cache of 0.001 GB: give shuffle=feeder.Lanes\(\)"):
             _loader(Mixture({"a": small}), 4)
         loaders[1].close()
 

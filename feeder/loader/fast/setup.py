@@ -52,7 +52,8 @@ def make_work(options: LoaderOptions, source: FeederDataset, sizes: BatchSizes) 
     in_workers = collate_fn is not None or (
         (sizes.varies or options.service is not None or isinstance(source, Mixture)) and options.backend == "auto"
     )
-    recipes = [each for one in source.sources or (source,) for each in one.recipe.at(largest, 0).views]
+    parts = source.sources if isinstance(source, Mixture) else (source,)
+    recipes = [each for one in parts for each in one.recipe.at(largest, 0).views]
     decoder = get_decoder(
         options.backend,
         (*recipes, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),

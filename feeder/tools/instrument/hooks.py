@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import functools
 import importlib.abc
 import importlib.machinery
@@ -64,7 +63,7 @@ class LoaderHooks:
         self._local = threading.local()
         self.records: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
         self._likes: dict[Any, tuple[weakref.ref[Any] | None, LoaderRecord]] = {}
-        self._left: list[tuple[LoaderRecord, Any]] = []  # of the loaders that were used last
+        self._kept: tuple[LoaderRecord | None, dict[str, Any]] = None, {}
         self._stages_before: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
         self._iterators: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
 
@@ -86,20 +85,19 @@ class LoaderHooks:
         return self.record
 
     def arguments_of(self, record: LoaderRecord) -> dict[str, Any] | None:
-        """Returns the arguments by which ``feeder.DataLoader`` does as a loader of the script's; None if unknown."""
-        from feeder.loader.from_torch import options_of
-
-        given: Any = next((loader for each, loader in self._left if each is record), None)
-        if given is None or record.kind == "feeder":
-            return None if given is None else given.options()
-        return options_of(given) | {"dataset": given.dataset}
+        """Returns the arguments by which ``feeder.DataLoader`` does as a loader of the script's; None if not kept."""
+        return self._kept[1] if self._kept[0] is record else None
 
     def keep(self, record: LoaderRecord, loader: Any) -> None:
-        """Keeps a copy of a loader without its workers; of few loaders, as their datasets stay in memory."""
+        """Keeps the arguments of the loader that matters most so far. Datasets of others do not stay in memory."""
+        kept = self._kept[0]
+        if kept is not None and kept is not record and record.matters <= kept.matters:
+            return
         with contextlib.suppress(Exception):  # a loader may be anything, and a meter must not end the training
-            left = copy.copy(loader)
-            vars(left)["_iterator"] = None
-            self._left = [*[each for each in self._left if each[0] is not record][-3:], (record, left)]
+            from feeder.loader.from_torch import options_of
+
+            options = loader.options if record.kind == "feeder" else functools.partial(options_of, loader)
+            self._kept = record, {"dataset": loader.dataset} | options()
 
     def _prefix(self, record: LoaderRecord) -> str:
         """Returns the start of the paths of a loader's workers."""
@@ -140,7 +138,7 @@ class LoaderHooks:
             record.made_ns.append((asked, time.monotonic_ns()))
             self.keep(record, loader)
             with contextlib.suppress(TypeError):  # an iterator without weak references goes unmetered
-                self._iterators[iterator] = _Place(record, len(record.made_ns) - 1)
+                self._iterators[iterator] = _Place(record, len(record.made_ns) - 1, weakref.ref(loader))
                 self._meter_next(type(iterator))
             return iterator
 
@@ -170,6 +168,7 @@ class LoaderHooks:
         trained = self._backwards > place.backwards
         place.backwards = self._backwards
         images = 0
+        matters, waited_ns = place.record.matters
         asked = time.monotonic_ns()
         self._local.inside = True
         self._local.fetching = place.record
@@ -181,6 +180,9 @@ class LoaderHooks:
         finally:
             self._local.inside = False
             place.record.batches.append(NextCall(asked, time.monotonic_ns(), images, place.epoch, trained))
+            place.record.matters = trained or matters, waited_ns + time.monotonic_ns() - asked
+            if self._kept[0] is not place.record and (loader := place.loader()) is not None:
+                self.keep(place.record, loader)
             if images and self._on_batch is not None:
                 self._count += 1
                 self._on_batch(self._count)
@@ -199,7 +201,7 @@ class LoaderHooks:
                 place=_place(frame),
                 kind=root if root in ("torch", "feeder") else kind.__name__,
                 workers=int(loader.num_workers),
-                batch_size=loader.batch_size,
+                batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
                 pin_memory=bool(loader.pin_memory) or getattr(loader, "device", None) is not None,
                 persistent=bool(loader.persistent_workers),
                 convertible=_convertible(loader.dataset),
@@ -247,10 +249,18 @@ class LoaderHooks:
 
 @dataclass(eq=False)
 class _Place:
-    """Place of an iterator: its loader's record, the epoch, and the number of backward() calls before its last step."""
+    """Place of an iterator.
+
+    Args:
+        record: Its loader's record.
+        epoch: The epoch.
+        loader: Its loader.
+        backwards: The number of ``backward()`` calls before its last step.
+    """
 
     record: LoaderRecord
     epoch: int
+    loader: weakref.ref[Any]
     backwards: int = 1 << 62
 
 

@@ -71,7 +71,7 @@ class LoaderRecord:
         place: The script's line that iterates over it, "train.py:34".
         kind: "torch", "feeder", or the class's name.
         workers: Number of worker processes.
-        batch_size: The loader's argument; None with a batch sampler.
+        batch_size: Samples of a batch, by the loader or its batch sampler; None if neither says.
         pin_memory: The loader's argument.
         persistent: True if workers outlive an epoch.
         made_ns: (asked, got) of each call of ``iter()``, which starts the workers.
@@ -81,6 +81,7 @@ class LoaderRecord:
         bottleneck: feeder's own verdict.
         path_reason: Reason why a feeder dataset does not take the fast path, and the remedy; else None.
         convertible: Class of a dataset that ``feeder.from_torch`` takes and that is not feeder's yet; else None.
+        matters: If a batch was trained on, then the time in ``next()`` so far: trials are of the most.
     """
 
     place: str
@@ -96,6 +97,7 @@ class LoaderRecord:
     bottleneck: str | None = None
     path_reason: str | None = None
     convertible: str | None = None
+    matters: tuple[bool, int] = (False, 0)
 
     def steps(self) -> Iterator[tuple[NextCall, NextCall | None]]:
         """Yields each call with the next one of the same epoch; None after an epoch's last."""

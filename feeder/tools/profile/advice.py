@@ -9,7 +9,7 @@ Note [Expected gains]
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from feeder.system.text import count
@@ -19,6 +19,7 @@ from feeder.tools.thresholds import NOTICEABLE_GAIN, NOTICEABLE_WAIT
 
 Bound = Literal["input", "compute"]
 
+EXITED = "the script's code called sys.exit"
 _WORKERS_BUSY = 0.7
 _OVERBOOKED = 0.5
 _MOSTLY = 0.5  # of the wait
@@ -60,6 +61,10 @@ class Advice:
     proposal: Proposal | None = None
     gain: float | None = None
 
+    def untried(self, why: str) -> Advice:
+        """Returns the advice with the reason why what it proposes was not tried."""
+        return self if self.proposal is None else replace(self, because=f"{self.because}; not tried: {why}")
+
     def expected(self) -> str:
         """Returns the gain in words."""
         if self.gain is not None:
@@ -67,6 +72,12 @@ class Advice:
         if self.most is None or self.most >= _NO_BOUND:
             return f"no bound: {self.because if self.most is None else _NO_STEP}"
         return f"at most {self.most:.2f}x: {self.because}"
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the reason why a setting can't be measured, from what the script's code raised."""
+    ends: dict[type[BaseException], str] = {KeyboardInterrupt: "interrupted", SystemExit: EXITED}
+    return ends.get(type(error)) or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> list[Advice]:

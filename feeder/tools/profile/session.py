@@ -21,8 +21,8 @@ from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.launch import run_script
 from feeder.tools.instrument.record import Sample
 from feeder.tools.instrument.script_file import read_source
-from feeder.tools.profile.advice import Proposal
-from feeder.tools.profile.analysis import analyse, render
+from feeder.tools.profile.advice import Advice, Proposal, reason_of
+from feeder.tools.profile.analysis import Analysis, analyse, render
 from feeder.tools.terminal import columns
 
 _MOST_SAMPLES = 4000
@@ -60,23 +60,31 @@ def profile(script: str, arguments: Sequence[str]) -> int:
         record.torch_threads = getattr(sys.modules.get("torch"), "get_num_threads", int)()
         record.busy_threads = _busy_threads()
         found = analyse(record, max(1, cores().usable // local_world_size()))
-        if found.main is not None and found.bound is not None:
-            from feeder.tools.profile.trials import Trials, with_trials  # which need torch
-
-            trials = Trials(meter.arguments_of(found.main.record), found.main, found.load.own_cores or 0.0, folder)
-            advice = with_trials(
-                found.advice,
-                Proposal(found.main.record.workers),
-                trials.measure,
-                trials.problem() if code in (0, EXIT_INTERRUPTED) else "the script failed",
-                functools.partial(say, file=sys.stderr),
-            )
-            found = replace(found, advice=advice)
+        found = replace(found, advice=_with_gains(found, meter, code, folder))
 
     rank = own_rank()
     head = "feeder profile" if rank is None else f"feeder profile, rank {rank}"
     say(f"\n{head}\n{render(found, nvml if isinstance(nvml, str) else None, columns())}", file=sys.stderr)
     return code
+
+
+def _with_gains(found: Analysis, meter: LoaderHooks, code: int, folder: str) -> list[Advice]:
+    """Returns the advice with the gains that could be measured. Raises nothing, as the report must not be lost."""
+    if found.main is None or not any(each.proposal for each in found.advice):
+        return found.advice
+    try:
+        from feeder.tools.profile.trials import Trials, with_trials  # which need torch
+
+        trials = Trials(meter.arguments_of(found.main.record), found.main, found.load.own_cores or 0.0, folder)
+        return with_trials(
+            found.advice,
+            Proposal(found.main.record.workers),
+            trials.measure,
+            trials.problem() if code in (0, EXIT_INTERRUPTED) else "the script failed",
+            functools.partial(say, file=sys.stderr),
+        )
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        return [each.untried(reason_of(error)) for each in found.advice]
 
 
 class _Sampler:

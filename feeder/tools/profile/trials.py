@@ -10,6 +10,8 @@ Note [Trials]
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import tempfile
 import time
 import warnings
@@ -23,12 +25,12 @@ from torch.utils.data import IterableDataset, Subset
 from feeder.dataset.converted import converted
 from feeder.dataset.dataset_shards import write_shards
 from feeder.dataset.shards import ShardDataset
-from feeder.dataset.subset import as_feeder
+from feeder.dataset.subset import as_feeder, readers_of, remote_of
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.generic.meters import batch_rows
+from feeder.system.cores import local_world_size
 from feeder.system.text import count
-from feeder.tools.profile.advice import Advice, Proposal
+from feeder.tools.profile.advice import EXITED, Advice, Proposal, reason_of
 from feeder.tools.profile.times import LoaderTimes
 from feeder.tools.trial import run
 
@@ -36,7 +38,7 @@ TRIAL_S = 3.0
 _SHARDED = 256  # images, at most
 _DRAWN = 1 << 15
 _BATCH_S = 0.1
-_TIMEOUT_S = 30.0  # for a worker that hangs
+_LIMIT_S = 30.0  # of a trial, as a worker may hang, and writing
 
 
 def with_trials(
@@ -60,28 +62,37 @@ def with_trials(
         tries = f"trying {count(1 + number, 'setting')} for {TRIAL_S:g} s each, with steps like the script's"
         note(f"feeder profile: {tries}; Ctrl-C skips one")
 
+    found = []
     before = problem or (_rate(measure, now) if number else "")
-    found = [each if each.proposal is None else _tried(each, each.proposal, before, measure) for each in advice]
+    for each in advice:
+        after = before if isinstance(before, str) or each.proposal is None else _rate(measure, each.proposal)
+        found.append(_tried(each, before, after))
+        before = after if after == EXITED else before
     return sorted(found, key=lambda each: (each.gain is None, -(each.gain or each.most or 0)))
 
 
-def _tried(advice: Advice, proposal: Proposal, before: float | str, measure: Callable[[Proposal], float]) -> Advice:
+def _tried(advice: Advice, before: float | str, after: float | str) -> Advice:
     """Returns the advice with its gain over the rate before, or with the reason why that can't be measured."""
-    after = before if isinstance(before, str) else _rate(measure, proposal)
-    if isinstance(before, str) or isinstance(after, str):
-        return replace(advice, because=f"{advice.because}; not tried: {after}")
-    rates = f"from {before:,.0f} to {after:,.0f} images/s with {count(proposal.num_workers, 'worker')}"
+    if advice.proposal is None or isinstance(before, str) or isinstance(after, str):
+        return advice.untried(str(after))
+    rates = f"from {before:,.0f} to {after:,.0f} images/s with {count(advice.proposal.num_workers, 'worker')}"
     return replace(advice, gain=after / before, because=rates)
 
 
 def _rate(measure: Callable[[Proposal], float], proposal: Proposal) -> float | str:
     """Returns images/s of a setting, or the reason why it can't be measured."""
     try:
-        return measure(proposal)
-    except KeyboardInterrupt:
-        return "interrupted"
-    except Exception as error:  # of the script's own dataset, which may raise anything
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        with contextlib.ExitStack() as stack:  # which gives the script's handlers and timer back
+            for each, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGALRM, _end)):
+                stack.callback(signal.signal, each, signal.signal(each, handler) or signal.SIG_DFL)
+            stack.callback(signal.setitimer, signal.ITIMER_REAL, *signal.setitimer(signal.ITIMER_REAL, _LIMIT_S))
+            return measure(proposal) or "no batch came"
+    except (Exception, KeyboardInterrupt, SystemExit) as error:  # of the script's own dataset: it may raise anything
+        return reason_of(error)
+
+
+def _end(number: int, frame: Any) -> None:
+    raise TimeoutError(f"took longer than {_LIMIT_S:g} s")
 
 
 class Trials:
@@ -98,21 +109,27 @@ class Trials:
         self._arguments = dict(arguments or {})
         self._times = times
         self._folder = folder
-        self._images = times.images / times.batches
+        self._batch_size = times.record.batch_size or 1
         self._batch_s = times.wait_a_batch_s + times.step_a_batch_s
+        self._tried = self._batch_size  # of a trial's batch
+        if times.record.kind != "feeder":  # whose order and batches stay as they are
+            self._tried = min(self._tried, max(2, int(self._tried * _BATCH_S / max(1e-6, self._batch_s))))
         making_s = 0.0 if times.record.workers else times.making_s or times.wait_a_batch_s
         self._busy_s = own_cores * self._batch_s - making_s * (1 - times.dataset_share * (1 - times.cpu_share))
         # torch computes with several threads only on many numbers.
-        self._numbers = torch.ones(1 << (18 if self._busy_s > 1.1 * times.step_a_batch_s else 12))
+        self._numbers = torch.ones(1 << (18 if self._busy_s > 1.1 * times.step_a_batch_s else 12), device="cpu")
 
     def problem(self) -> str | None:
         """Returns the reason why nothing can be tried; None if it can."""
         dataset = self._arguments.get("dataset")
-        image_s = self._batch_s / self._images
+        image_s = self._batch_s / self._batch_size
         reasons = {
             "its dataset is not there any more": dataset is None,
             "a stream can't be read again": isinstance(dataset, IterableDataset),
             "an input service makes its batches": self._arguments.get("service") is not None,
+            "its batches are made by the dataset or a batch sampler": self._times.record.batch_size is None,
+            "its set is in a store": remote_of(readers_of(dataset)) != [],
+            "other ranks run on this machine": local_world_size() > 1,
             f"an image takes {image_s:.1f} s": image_s > TRIAL_S / 4,
         }
         return next((why for why, holds in reasons.items() if holds), None)
@@ -121,11 +138,11 @@ class Trials:
         """Returns images/s of a setting between steps like the script's. Raises whatever its dataset raises."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return run(DataLoader(**self._options(proposal)), TRIAL_S, self.step).images_per_s
+            return self._tried * run(DataLoader(**self._options(proposal)), TRIAL_S, self.step).batches_per_s
 
     def step(self, batch: Any) -> None:
-        """Takes as long as the script's step would for a batch, and as much CPU time."""
-        share = batch_rows(batch) / self._images
+        """Takes as long as the script's step would for a trial's batch, and as much CPU time."""
+        share = self._tried / self._batch_size
         began = time.perf_counter()
         busy = time.process_time()
         while time.process_time() - busy < share * self._busy_s:
@@ -140,13 +157,13 @@ class Trials:
         options = self._arguments | {"dataset": dataset, "num_workers": proposal.num_workers, "metrics": None}
         if proposal.num_workers:
             context = {} if self._times.record.workers else {"multiprocessing_context": "fork"}
-            options |= {"persistent_workers": True, "timeout": _TIMEOUT_S} | context
+            options |= {"persistent_workers": True} | context
 
         if as_feeder(dataset) is not None:
             options |= {"rank": 0, "world_size": 1, "seed": 0}
-        if self._times.record.kind != "feeder":  # whose order and batches stay as they are
-            options["sampler"] = torch.randint(len(dataset), (_DRAWN,)).tolist()
-            options["batch_size"] = max(2, int(self._images * min(1.0, _BATCH_S / self._batch_s)))
+        if self._times.record.kind != "feeder":
+            options["sampler"] = torch.randint(len(dataset), (_DRAWN,), device="cpu").tolist()
+            options["batch_size"] = self._tried
         return options
 
     def _shards(self, dataset: Any) -> ShardDataset:
@@ -160,7 +177,7 @@ class Trials:
         if native is None or native.extras:
             raise ArgumentError("samples are more than an image and its label")
 
-        number = min(_SHARDED, max(16, int(TRIAL_S * self._images / self._batch_s)))
+        number = min(_SHARDED, max(16, int(TRIAL_S * self._batch_size / self._batch_s)))
         folder = tempfile.mkdtemp(dir=self._folder)
-        write_shards(Subset(dataset, torch.randperm(len(dataset))[:number].tolist()), folder)
+        write_shards(Subset(dataset, torch.randperm(len(dataset), device="cpu")[:number].tolist()), folder)
         return ShardDataset(folder, native.recipe)
