@@ -116,7 +116,7 @@ class Simulation:
         """Adds a trial."""
         trial = Trial(job)
         self._scheduler.add(cast(Client, trial))
-        data = json.dumps({"of": work, "recipe": [], "extras": {"targets": []}}).encode()
+        data = json.dumps({"of": work, "recipe": [], "sources": None, "extras": {"targets": []}}).encode()
         self._scheduler.take_work(cast(Client, trial), data)
         self._trials.append(trial)
         return trial
