@@ -213,7 +213,7 @@ def test_groups_of_one_set_open_it_once(root: Path) -> None:
 
 
 def test_mixtures_of_too_many_sources_are_refused_by_the_client(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.loader.fast.work_json._MOST_SETS", 2)
+    monkeypatch.setattr("feeder.loader.fast.work_json.MOST_SETS", 2)
     with pytest.raises(ArgumentError, match=r"service= can't have this made.*mixture of 3 sources, 2 are allowed"):
         work_data(work_of(mixture_of(root)))
 
@@ -221,9 +221,9 @@ def test_mixtures_of_too_many_sources_are_refused_by_the_client(root: Path, monk
 def test_subsets_of_too_many_samples_in_all_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = feeder.ShardDataset(root / "set", CROP_AND_FLIP)
     told = sent(work_of(feeder.Mixture({name: Subset(whole, [*range(60)]) for name in "abc"})))
-    monkeypatch.setattr("feeder.loader.fast.work_json._MOST_IDS", 180)
+    monkeypatch.setattr("feeder.loader.fast.work_json.MOST_IDS", 180)
     work_from_json(told, Roots([str(root)]))
-    monkeypatch.setattr("feeder.loader.fast.work_json._MOST_IDS", 179)
+    monkeypatch.setattr("feeder.loader.fast.work_json.MOST_IDS", 179)
     with pytest.raises(ArgumentError, match="subsets have more than 179 samples"):
         work_from_json(told, Roots([str(root)]))
 

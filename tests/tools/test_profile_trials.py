@@ -164,11 +164,11 @@ def test_what_fails_around_the_trials_leaves_the_bounds_and_says_why(
     meter = LoaderHooks(str(tmp_path))
     load = MachineLoad(None, None, None)
     given = Analysis([], times(), "input", 0.5, load, "", ADVICE)
-    found = session._with_gains(given, meter, 0, str(tmp_path))
+    found = session.with_gains(given, meter, 0, str(tmp_path))
     assert [each.because.partition("; not tried: ")[2] for each in found] == ["", why, why, why]
     assert len(made) == 1
     without = Analysis([], times(), "input", 0.5, load, "", ADVICE[:1])
-    assert session._with_gains(without, meter, 0, str(tmp_path)) == ADVICE[:1]
+    assert session.with_gains(without, meter, 0, str(tmp_path)) == ADVICE[:1]
     assert len(made) == 1
 
 
@@ -231,7 +231,7 @@ class Loaders(list[Any]):
 
     def __call__(self, loader: Any, seconds: float, step: Any) -> Trial:
         self.append((loader, next(iter(loader))))
-        self.share = step.__self__._tried / step.__self__._batch_size
+        self.share = step.__self__.tried_size / step.__self__.batch_size
         loader.close()
         return Trial(1.0, 1.0, 0, batches_per_s=12.0)
 
@@ -291,7 +291,7 @@ def test_a_batch_has_as_many_samples_as_its_batch_sampler_says(tmp_path: Path) -
     by_sampler = DataLoader(dataset, batch_sampler=BatchSampler(SequentialSampler(dataset), 3, drop_last=False))
     loaders = [by_sampler, DataLoader(dataset, 4), DataLoader(dataset, None)]
     meter = LoaderHooks(str(tmp_path))
-    assert [meter._record_of(each, None).batch_size for each in loaders] == [3, 4, None]
+    assert [meter.record_of(each, None).batch_size for each in loaders] == [3, 4, None]
 
 
 class Counted:
@@ -398,7 +398,7 @@ def test_steps_take_the_time_and_the_processor_that_the_scripts_did(
     # 40 ms of a batch are 48 ms of CPU time, of which 27 ms were spent on making it.
     of_loader = times(making_s=0.03, dataset_share=0.9, cpu_share=1 - 1 / 9)
     tried = Trials({"dataset": []}, of_loader, 1.2, str(tmp_path))
-    tried._tried = 5
+    tried.tried_size = 5
     tried.step(None)
     assert clock.busy == pytest.approx(0.0105, abs=0.002)
     assert clock.wall == pytest.approx(0.0055, abs=0.001)

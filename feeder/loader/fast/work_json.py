@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 _MOST = 1 << 16  # pixels of a side
 _MOST_VALUES = 1 << 16  # of the JSON of work: more take long to read
-_MOST_SETS, _DEEPEST = 1 << 12, 8
+MOST_SETS, _DEEPEST = 1 << 12, 8
 _MOST_REPEATED = 1 << 22  # ids of a subset of fewer samples
-_MOST_IDS = 1 << 27  # of all subsets
+MOST_IDS = 1 << 27  # of all subsets
 # Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
 # takes longer than to list them.
 SIZED_FILES = 1024
@@ -142,8 +142,8 @@ def check_work(data: bytes) -> None:
     try:
         value = json.loads(data)
         check_bounds(value["recipe"], *value["extras"]["targets"])
-        if len(value["sources"] or ()) > _MOST_SETS:
-            raise ArgumentError(f"a mixture of {len(value['sources']):,} sources, {_MOST_SETS:,} are allowed")
+        if len(value["sources"] or ()) > MOST_SETS:
+            raise ArgumentError(f"a mixture of {len(value['sources']):,} sources, {MOST_SETS:,} are allowed")
         for _, own in value["sources"] or ():
             check_bounds(own)
     except ArgumentError:
@@ -361,18 +361,18 @@ def set_from_json(
         raise ArgumentError("this is no set")
 
     kind, of = value.get("kind"), value.get("of")
-    left = [_MOST_IDS] if left is None else left
+    left = [MOST_IDS] if left is None else left
     if kind == "subset":
         opened, text = {} if opened is None else opened, json.dumps(of)
         whole = opened[text] = opened.get(text) or set_from_json(of, here, members, depth + 1, left=left)
         ids = _ids_from_json(value.get("ids"), len(whole))
         left[0] -= len(ids)
         if left[0] < 0:
-            raise ArgumentError(f"subsets have more than {_MOST_IDS:,} samples")
+            raise ArgumentError(f"subsets have more than {MOST_IDS:,} samples")
         return SubsetReader(whole, ids)
 
     if kind == "sets":
-        if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
+        if not isinstance(of, list) or not 0 < len(of) <= MOST_SETS:
             raise ArgumentError("these are no sets")
         readers = [set_from_json(each, here, members, depth + 1, opened, left) for each in of]
         return JoinedReader(readers, own_index=value.get("own_index") is True)

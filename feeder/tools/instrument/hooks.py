@@ -122,7 +122,7 @@ class LoaderHooks:
         def metered(loader: Any) -> Any:
             if self._is_inside():
                 return original(loader)
-            record = self._record_of(loader, sys._getframe(1))
+            record = self.record_of(loader, sys._getframe(1))
             inner = loader.worker_init_fn
             asked = time.monotonic_ns()
             self._local.inside = True
@@ -193,7 +193,8 @@ class LoaderHooks:
         if record is not None and self._is_inside():
             record.fetches.append(fetch)
 
-    def _record_of(self, loader: Any, frame: FrameType | None) -> LoaderRecord:
+    def record_of(self, loader: Any, frame: FrameType | None) -> LoaderRecord:
+        """Returns a loader's record, which begins where it is seen first: in a frame, None if that is not known."""
         if loader not in self.records:
             kind = type(loader)
             root = kind.__module__.partition(".")[0]

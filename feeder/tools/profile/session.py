@@ -60,7 +60,7 @@ def profile(script: str, arguments: Sequence[str]) -> int:
         record.torch_threads = getattr(sys.modules.get("torch"), "get_num_threads", int)()
         record.busy_threads = _busy_threads()
         found = analyse(record, max(1, cores().usable // local_world_size()))
-        found = replace(found, advice=_with_gains(found, meter, code, folder))
+        found = replace(found, advice=with_gains(found, meter, code, folder))
 
     rank = own_rank()
     head = "feeder profile" if rank is None else f"feeder profile, rank {rank}"
@@ -68,7 +68,7 @@ def profile(script: str, arguments: Sequence[str]) -> int:
     return code
 
 
-def _with_gains(found: Analysis, meter: LoaderHooks, code: int, folder: str) -> list[Advice]:
+def with_gains(found: Analysis, meter: LoaderHooks, code: int, folder: str) -> list[Advice]:
     """Returns the advice with the gains that could be measured. Raises nothing, as the report must not be lost."""
     if found.main is None or not any(each.proposal for each in found.advice):
         return found.advice

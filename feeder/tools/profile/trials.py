@@ -103,17 +103,21 @@ class Trials:
         times: The loader's times.
         own_cores: Cores that the script's process kept busy.
         folder: A folder for shards.
+
+    Attributes:
+        batch_size: Samples of the script's batches.
+        tried_size: Samples of a trial's.
     """
 
     def __init__(self, arguments: Mapping[str, Any] | None, times: LoaderTimes, own_cores: float, folder: str) -> None:
         self._arguments = dict(arguments or {})
         self._times = times
         self._folder = folder
-        self._batch_size = times.record.batch_size or 1
+        self.batch_size = times.record.batch_size or 1
         self._batch_s = times.wait_a_batch_s + times.step_a_batch_s
-        self._tried = self._batch_size  # of a trial's batch
+        self.tried_size = self.batch_size
         if times.record.kind != "feeder":  # whose order and batches stay as they are
-            self._tried = min(self._tried, max(2, int(self._tried * _BATCH_S / max(1e-6, self._batch_s))))
+            self.tried_size = min(self.tried_size, max(2, int(self.tried_size * _BATCH_S / max(1e-6, self._batch_s))))
         making_s = 0.0 if times.record.workers else times.making_s or times.wait_a_batch_s
         self._busy_s = own_cores * self._batch_s - making_s * (1 - times.dataset_share * (1 - times.cpu_share))
         # torch computes with several threads only on many numbers.
@@ -122,7 +126,7 @@ class Trials:
     def problem(self) -> str | None:
         """Returns the reason why nothing can be tried; None if it can."""
         dataset = self._arguments.get("dataset")
-        image_s = self._batch_s / self._batch_size
+        image_s = self._batch_s / self.batch_size
         reasons = {
             "its dataset is not there any more": dataset is None,
             "a stream can't be read again": isinstance(dataset, IterableDataset),
@@ -138,11 +142,11 @@ class Trials:
         """Returns images/s of a setting between steps like the script's. Raises whatever its dataset raises."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return self._tried * run(DataLoader(**self._options(proposal)), TRIAL_S, self.step).batches_per_s
+            return self.tried_size * run(DataLoader(**self._options(proposal)), TRIAL_S, self.step).batches_per_s
 
     def step(self, batch: Any) -> None:
         """Takes as long as the script's step would for a trial's batch, and as much CPU time."""
-        share = self._tried / self._batch_size
+        share = self.tried_size / self.batch_size
         began = time.perf_counter()
         busy = time.process_time()
         while time.process_time() - busy < share * self._busy_s:
@@ -163,7 +167,7 @@ class Trials:
             options |= {"rank": 0, "world_size": 1, "seed": 0}
         if self._times.record.kind != "feeder":
             options["sampler"] = torch.randint(len(dataset), (_DRAWN,), device="cpu").tolist()
-            options["batch_size"] = self._tried
+            options["batch_size"] = self.tried_size
         return options
 
     def _shards(self, dataset: Any) -> ShardDataset:
@@ -177,7 +181,7 @@ class Trials:
         if native is None or native.extras:
             raise ArgumentError("samples are more than an image and its label")
 
-        number = min(_SHARDED, max(16, int(TRIAL_S * self._batch_size / self._batch_s)))
+        number = min(_SHARDED, max(16, int(TRIAL_S * self.batch_size / self._batch_s)))
         folder = tempfile.mkdtemp(dir=self._folder)
         write_shards(Subset(dataset, torch.randperm(len(dataset), device="cpu")[:number].tolist()), folder)
         return ShardDataset(folder, native.recipe)
