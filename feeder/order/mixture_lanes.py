@@ -33,7 +33,7 @@ from feeder.order.lanes import LaneBlocks, Lanes, by_divisors, fewer_lanes
 from feeder.order.mixture_order import PASSES, MixtureOrder
 from feeder.order.mixture_shares import Stretch, Turn, source_seed
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
-from feeder.order.random import Stream, numbers_in, philox
+from feeder.order.random import numbers_in
 from feeder.order.recent import Recent
 from feeder.order.sample_order import Order, Window
 from feeder.order.shard_sizes import compact_sizes
@@ -142,7 +142,7 @@ class MixtureInLanes(MixtureOrder):
         self._sections = np.argsort(self._row)
         self._turns_laid: Recent[_Laid] = Recent(4)
         self._window = lanes.window
-        self._kept: dict[tuple[int, int, int], bytes] = {}  # keys of passes
+        self._made: dict[tuple[int, int, int], _Section] = {}
         self._sizes = [compact_sizes(sizes) for sizes in self.shards]
         return LaneBlocks(count, block)
 
@@ -174,7 +174,7 @@ class MixtureInLanes(MixtureOrder):
                     continue
                 drawn[here] = len(keys)  # at once, below
                 sizes.append(end - start)
-                keys.append(self._section_keys(source, lane, at))
+                keys.append(self._keys.get((source, lane, at)) or self._section_keys(source, lane, at))
 
         here, tables = np.flatnonzero(drawn >= 0), np.frombuffer(b"".join(keys), np.uint64).reshape(-1, FEISTEL_ROUNDS)
         ids[here] = permute_each(ids[here], np.array(sizes, np.int64), tables, drawn[here])
@@ -258,8 +258,9 @@ class MixtureInLanes(MixtureOrder):
         both = zip(turn.stretches, later, strict=True)
         starts = [(start, each) for each, end in both for start in each.starts if start < end]
 
-        for (start, stretch), end in zip(starts, [*(start for start, _ in starts[1:]), turn.end], strict=True):
+        for stretch in turn.stretches:
             stretch.keep(2 * self._count)
+        for (start, stretch), end in zip(starts, [*(start for start, _ in starts[1:]), turn.end], strict=True):
             begun = self._turns_before(epoch, start)
             had = pieces[-1].counts(begun) if pieces else had
             if self.shares.is_run:  # which has room, also for lanes that begin with an epoch
@@ -303,6 +304,14 @@ class MixtureInLanes(MixtureOrder):
 
     def _section(self, epoch: int, source: int, lane: int) -> _Section:
         """Returns a lane's section of a source in an epoch."""
+        key = 0 if self.shares.is_run else epoch, source, lane
+        if key not in self._made:
+            if len(self._made) > _KEPT:
+                self._made.clear()
+            self._made[key] = self._new_section(epoch, source, lane)
+        return self._made[key]
+
+    def _new_section(self, epoch: int, source: int, lane: int) -> _Section:
         turn, size = self.shares.turn(epoch)[0], int(self.shares.sizes[source])
         if self.shares.batch is not None:
             of = self.lanes.count
@@ -323,15 +332,7 @@ class MixtureInLanes(MixtureOrder):
 
     def _section_keys(self, source: int, lane: int, number: int) -> bytes:
         """Returns the keys of a pass of a section that is one window, see :func:`feeder.order.permutation.permute`."""
-        key = (source, lane, number)
-        if key not in self._kept:
-            if len(self._kept) > _KEPT:
-                self._kept.clear()
-            seed = source_seed(self._seeds[source], str(lane))
-            self._kept[key] = (
-                philox(seed, number, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0].tobytes()
-            )
-        return self._kept[key]
+        return self._new_keys((source, lane, number), source_seed(self._seeds[source], str(lane)), number)
 
     def _order_in(self, source: int, lane: int, start: int, end: int) -> Order:
         """Returns the order in a section, by its samples in a pass."""

@@ -6,7 +6,7 @@ the source alone, by the seed of the source: a digest of the mixture's seed and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import numpy as np
@@ -46,7 +46,7 @@ class MixtureOrder(Order):
         super().__init__(int(shares.sizes.sum()), seed, shuffle)
         self._starts = np.cumsum(shares.sizes) - shares.sizes
         self._seeds = [source_seed(seed, name) for name in shares.names]
-        self._keys: dict[int, bytes] = {}  # of the permutation of each pass
+        self._keys: dict[Hashable, bytes] = {}  # of the permutation of each pass
         self._orders: Recent[Order] = Recent(len(shares.names) if self.lanes is None else 8 * self.lanes.count)
 
     def with_seed(self, seed: int) -> MixtureOrder:
@@ -148,8 +148,12 @@ class MixtureOrder(Order):
     def _pass_keys(self, pair: int) -> bytes:
         """Returns the keys of a pass, as :func:`feeder.order.permutation.permute` draws them."""
         source, epoch = divmod(pair, PASSES)
-        found = philox(self._seeds[source], epoch, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0]
-        if len(self._keys) > 2 * len(self._seeds) + _KEPT:
+        return self._new_keys(pair, self._seeds[source], epoch)
+
+    def _new_keys(self, pair: Hashable, seed: int, epoch: int) -> bytes:
+        """Keeps the keys of a pass, of which each source, or each lane's section of it, has two at a time."""
+        found = philox(seed, epoch, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0]
+        if len(self._keys) > 2 * len(self._seeds) * (self.lanes.count + 1 if self.lanes else 1) + _KEPT:
             self._keys.clear()
         return self._keys.setdefault(pair, found.tobytes())
 
