@@ -52,9 +52,10 @@ with contextlib.suppress(ImportError):  # bench/gpu.sh does without
 
 
 # Files that take minutes come first, then the rooms whose files take longest, so that no runner of several is left with
-# a long one at the end. Those with a cluster of Ray's keep the cores busy: not more than two of them at once.
+# a long one at the end. Those with a cluster of Ray's keep the cores busy: one runner has them, one after the other.
+_RAY = ("scenarios/test_ray_examples", "service/test_ray", "shard/test_ray")
 _FIRST = (
-    *("scenarios/test_ray_examples", "service/test_ray", "remote/test_outage", "project/test_site", "shard/test_ray"),
+    *(*_RAY, "remote/test_outage", "project/test_site"),
     *("kernels/test_cuda", "remote", "service", "scenarios", "loader/fast", "tools", "shard", "loader", "bench"),
 )
 
@@ -75,6 +76,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next((number for number, first in enumerate(_FIRST) if path.startswith(first)), len(_FIRST))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)  # bench/gpu.sh does without pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives a runner whole files, and all of Ray's to one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneForRay(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "ray" if file.removeprefix("tests/").startswith(_RAY) else file
+
+    return OneForRay(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:

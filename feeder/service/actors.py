@@ -31,7 +31,7 @@ NAMESPACE = "feeder"
 _ANNOUNCE_S = 1.0
 _SILENCE_S = 5.0
 _COPIES = 8  # of the addresses, each at another server
-_START_S, _AGAIN_S = 90.0, 30.0  # for a server to start on a busy machine, and until it is looked at or tried again
+_START_S, _AGAIN_S = 240.0, 30.0  # for a server to start on a busy machine, and until it is looked at or tried again
 _FORGET_S = 600.0  # after which a node that is lost is not shown any more
 
 
@@ -71,7 +71,8 @@ class Registry:
 
     def directory(self) -> dict[str, Any]:
         """Returns ``token``; ``servers``, [host, port] of each that was heard of lately; ``problems``, address and
-        problem of each that is lost or has not started; ``starting``, the number of those that may start still."""
+        problem of each that is lost or has not started; ``starting``, the number of those that start for the first
+        time."""
         now = time.monotonic()
         heard = dict(self._heard)
         servers = [[host, port] for host, port, heard_s in heard.values() if now - heard_s < _SILENCE_S]
@@ -82,7 +83,7 @@ class Registry:
             if now - heard_s >= _SILENCE_S and [host, port] not in servers and node not in failed
         ]
         problems += [{"address": address, "problem": reason} for address, reason, _ in failed.values()]
-        starting = len(set(self._actors) - set(heard))
+        starting = len(set(self._actors) - set(heard) - set(failed))
         return {"token": self._token, "servers": sorted(servers), "problems": problems, "starting": starting}
 
     def announce(

@@ -16,7 +16,7 @@ from feeder.service.server_status import service_status
 from feeder.system.checks import check_int
 from feeder.system.ray_cluster import cant_join, check_ray_address, quiet_ray
 
-_START_S = 120.0
+_START_S = 300.0
 _LOOK_S = 0.2
 _ANSWER_S = 10.0
 _ORPHAN_S = 60.0
@@ -75,8 +75,8 @@ def start(
         name: Its name, which ``feeder.DataLoader(..., service=name)`` takes.
         roots: Folders and URLs below which sets may be read, at the same place on every node. Nothing else is.
         cpus: Cores of each node that make parts; Ray counts them as taken.
-        nodes: Largest number of nodes; None: all that have so many cores. One whose cores others use for half a
-            minute is left out, and tried again later.
+        nodes: Largest number of nodes; None: all that have so many cores. One whose cores others use for four
+            minutes is left out, and tried again later.
         address: The cluster, as ``ray.init`` takes it. A process that has joined one stays there.
         host: The address that servers listen on; None: the node's in the cluster, where that is no public one. With
             "0.0.0.0" they listen on all addresses of a node.

@@ -158,7 +158,6 @@ def run(command: str, *further: str, killed: tuple[str, Path, int] | None = None
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
@@ -170,7 +169,7 @@ def service(data: list[str], cluster: RayCluster) -> None:
     """The service that the documents start, on one of the nodes."""
     (command,) = (line for line in commands("ray_tune.py", data) if line.startswith("feeder serve "))
     arguments = [*shlex.split(command), "--address", cluster.address]
-    subprocess.run([sys.executable, "-m", *arguments], check=True, cwd=ROOT, timeout=200)
+    subprocess.run([sys.executable, "-m", *arguments], check=True, cwd=ROOT)
 
 
 @pytest.mark.usefixtures("service")

@@ -58,6 +58,30 @@ def test_a_server_that_has_ended_for_good_is_started_again_and_again_with_its_re
     registry.stop()
 
 
+def test_a_node_whose_server_has_failed_is_not_waited_for_while_it_is_tried_again(
+    started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else on a slow cluster some node would start again at any time, and nobody be told why none has a server."""
+    from feeder.service.actors import Registry
+
+    clock, looks = Clock(), []
+
+    def wait(answers: list[object], timeout: float) -> tuple[list[object], list[object]]:
+        looks.append(len(started))
+        return (answers, []) if len(started) == 1 else ([], answers)
+
+    monkeypatch.setattr("feeder.service.actors.ray.wait", wait)
+    monkeypatch.setattr("feeder.service.actors.time", clock)
+    registry = Registry("name", "token", OPTIONS)
+    wait_until(lambda: registry.directory()["problems"])
+    clock.now += 0.03  # until it is tried again
+    wait_until(lambda: looks[-1] == 2)
+    found = registry.directory()
+    assert len(found["problems"]) == 1
+    assert not found["starting"]
+    registry.stop()
+
+
 @pytest.mark.parametrize("most", [None, 2, 1])
 def test_servers_go_to_nodes_with_the_cores_the_labels_and_the_resources_and_to_no_more_than_were_asked_for(
     started: list[str], monkeypatch: pytest.MonkeyPatch, most: int | None
