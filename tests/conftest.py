@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -81,14 +82,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)  # bench/gpu.sh does without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Gives a runner whole files, and all of Ray's to one."""
-    from xdist.scheduler import LoadFileScheduling
+    if config.getvalue("dist") != "loadfile":
+        return None
+    made: Any = importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
+    file_of = made._split_scope
 
-    class OneForRay(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            return "ray" if file.removeprefix("tests/").startswith(_RAY) else file
+    def scope(nodeid: str) -> str:
+        file: str = file_of(nodeid)
+        return "ray" if file.removeprefix("tests/").startswith(_RAY) else file
 
-    return OneForRay(config, log) if config.getvalue("dist") == "loadfile" else None
+    made._split_scope = scope
+    return made
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
