@@ -38,7 +38,8 @@ with joined(sys.argv[1]):
             answer = str(error)
         print(json.dumps(answer), flush=True)
 """
-_HEALTH = {
+_SYSTEM = {
+    "worker_niceness": 0,  # Ray's 15 would have them wait for all other tests
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 60_000,  # a machine may be busy; of a node that was killed no check needs any time
@@ -202,7 +203,7 @@ def _serve(folder: str, *, has_agents: bool) -> None:
     os.makedirs(os.path.dirname(get_ray_address_file(None)), exist_ok=True)
     head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False, "include_log_monitor": False}
     cluster = Cluster(
-        True, head_node_args=head | {"object_store_memory": _STORE_BYTES, "temp_dir": folder, "_system_config": _HEALTH}
+        True, head_node_args=head | {"object_store_memory": _STORE_BYTES, "temp_dir": folder, "_system_config": _SYSTEM}
     )
     nodes: dict[str, Any] = {}
     print(json.dumps(cluster.address), file=answers, flush=True)
