@@ -430,7 +430,6 @@ esac
         env={"PATH": "/usr/bin:/bin", "PYTHON": str(python), "FEEDER_COMMIT": "an earlier one"},
         capture_output=True,
         text=True,
-        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -507,7 +506,7 @@ def test_a_copy_is_hidden_by_any_kernel_but_by_nothing_else() -> None:
 
 
 def test_help_says_what_is_needed_and_what_to_run_in_30_minutes() -> None:
-    done = subprocess.run(["bash", str(ROOT / "bench/gpu.sh"), "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", str(ROOT / "bench/gpu.sh"), "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stderr == ""
     limits = {name: int(minutes) for name, minutes in re.findall(r"^  (\S+) +(\d+) min  ", done.stdout, re.MULTILINE)}
@@ -531,7 +530,7 @@ def test_parity_is_looked_at_on_both_shard_sets_and_on_all_backends(tmp_path: Pa
     (out / "data/images").mkdir(parents=True)
     script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "parity"]
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    done = subprocess.run(script, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     summed_up = (out / "summary.txt").read_text()
     for shards in ("seekable", "keep"):
@@ -580,7 +579,7 @@ def test_kernels_are_run_under_every_tool_of_the_sanitizer(tmp_path: Path) -> No
     out = tmp_path / "out"
     script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "sanitizer"]
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(tmp_path / "python"), "HOME": str(tmp_path)}
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    done = subprocess.run(script, capture_output=True, text=True, env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     files = {
         "sanitizer": "triton tests/gpu/test_normalize.py",
@@ -605,7 +604,7 @@ def test_tests_that_end_their_process_are_counted_as_an_error(tmp_path: Path) ->
     (out / "tests-cuda.json").write_text("an earlier run's")
     script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "cuda"]
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    done = subprocess.run(script, capture_output=True, text=True, env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "tests-cuda: 1 tests, 0 failures, 1 errors, 0 skipped\n" in (out / "summary.txt").read_text()
     assert not (out / "tests-cuda.json").exists()
@@ -644,7 +643,7 @@ def test_the_cuda_kernels_are_tested_and_then_timed(tmp_path: Path) -> None:
     (out / "data/images").mkdir(parents=True)
     script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "cuda"]
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
-    subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    subprocess.run(script, capture_output=True, text=True, env=environment)
     summed_up = (out / "summary.txt").read_text()
     assert "tests-cuda FAILED" not in summed_up
     assert (out / "tests-cuda.xml").exists()

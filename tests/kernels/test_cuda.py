@@ -54,7 +54,7 @@ def test_threads_that_share_memory_for_what_is_their_own_are_a_race(tmp_path: Pa
     source, library = tmp_path / "sums.cc", tmp_path / "sums.so"
     source.write_text(SUMS)
     command = [os.environ.get("CXX", "g++"), "-std=c++20", "-fPIC", "-shared", "-I", str(ROOT / "kernels")]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True, timeout=300)
+    subprocess.run([*command, str(source), "-o", str(library)], check=True)
     sums = ctypes.CDLL(str(library)).feeder_sums
     sums.restype = ctypes.c_bool
     assert sums(False)
@@ -330,7 +330,5 @@ def test_the_kernels_stay_inside_their_memory() -> None:
     if environment is None:
         pytest.skip("the compiler has no AddressSanitizer that could be loaded")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "addopts=", "-m", "not slow"]
-    done = subprocess.run(
-        [*command, __file__], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=500
-    )
+    done = subprocess.run([*command, __file__], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -31,7 +31,6 @@ def cmake(*arguments: str | Path, **environment: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=500,
     )
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout

@@ -298,9 +298,7 @@ iterator = iter(loader)
 print(len(next(iterator)[1]), len(next(iterator)[1]))
 """
     environment = os.environ | {"PYTHONWARNINGS": "ignore"}  # DALI's dependencies have some
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=250
-    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert (result.returncode, result.stdout, result.stderr) == (0, "10 10\n", "")
 
 

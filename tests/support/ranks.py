@@ -70,7 +70,7 @@ def run_ranks(script: str, arguments: Sequence[Any]) -> list[Any]:
     """
     results = []
     for rank in [start_rank(script, argument) for argument in arguments]:
-        out, err = rank.communicate(timeout=200)
+        out, err = rank.communicate()
         assert rank.returncode == 0, err
         results.append(json.loads(out))
     return results

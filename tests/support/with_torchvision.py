@@ -44,7 +44,7 @@ def run_with_torchvision(script: Path, *arguments: object) -> None:
         assert os.environ.get("CI") != "true", f"no {FOLDER}"
         pytest.skip(f"no {FOLDER}: `make env` makes it")
     command = [sys.executable, "-m", __name__, str(script), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -71,7 +71,6 @@ def test_a_notebook_s_widget_goes_with_the_run_that_is_interrupted(tmp_path: Pat
         capture_output=True,
         text=True,
         check=True,
-        timeout=250,
     )
     assert json.loads(done.stdout.splitlines()[-1]) == [
         ["NoneType", []],

@@ -25,7 +25,7 @@ from tests.support.shard_sets import damage_row, write_tar
 
 def run(*arguments: object, code: int = 0, program: list[str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *(program or ["-m", "feeder"]), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done
 
@@ -54,7 +54,7 @@ def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
         command = (
             f"exec {shlex.quote(sys.executable)} -m feeder 8>{shlex.quote(str(answers))}"  # argcomplete writes there
         )
-        subprocess.run(["sh", "-c", command], env=os.environ | environment, check=True, timeout=250)
+        subprocess.run(["sh", "-c", command], env=os.environ | environment, check=True)
         return {each.strip() for each in re.split(r"[\n\v]", answers.read_text()) if each.strip()}
 
     assert completed("feeder re") == {"replay"}

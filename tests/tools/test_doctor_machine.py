@@ -58,7 +58,6 @@ def doctor(*arguments: str, before: str = "", path: Path = ROOT) -> tuple[int, d
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
     )
     assert done.stderr == ""
     return done.returncode, {f["name"]: Finding(**f) for f in json.loads(done.stdout)["findings"]}

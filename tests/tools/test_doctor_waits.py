@@ -47,7 +47,6 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
     )
 
 

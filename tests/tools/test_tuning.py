@@ -239,7 +239,7 @@ def test_ctrl_c_leaves_no_process(tree: Path) -> None:
         if "core" in line:  # "a worker for each core": one with workers has been measured
             break
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=250)
+    _, err = child.communicate()
     assert child.returncode == 130, err
     for pid in [p for p in os.listdir("/proc") if p.isdecimal() and _session(p) == child.pid]:
         with contextlib.suppress(ProcessLookupError):  # it ends when it finds the command gone, if it has not yet

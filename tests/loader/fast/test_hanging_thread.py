@@ -78,7 +78,6 @@ def test_a_worker_with_one_stuck_thread_is_replaced_and_every_sample_comes_once(
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
     )
     assert mark.exists()
     dataset = ShardDataset(shards, RandomResizedCrop(16))
