@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, default_collate
 
 from feeder.dataset.decoding import SampleDecoder
 from feeder.dataset.drawn_fields import CropBox, check_crop_box
@@ -17,7 +18,6 @@ from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.sample_numbers import sample_numbers
-from feeder.dataset.stacking import check_stackable
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.decode import drawn_seed
 from feeder.decoders.tensors import as_samples
@@ -26,6 +26,7 @@ from feeder.system.arrays import AnyArray, Int64s
 from feeder.system.checks import check_one_of
 from feeder.system.text import count
 from feeder.system.warning import warn
+from feeder.transforms import Resize, Views
 
 if TYPE_CHECKING:
     from feeder.transforms import Recipe, Views
@@ -262,3 +263,33 @@ def applies_exif(exif_orientation: str) -> bool:
     """
     check_one_of("exif_orientation", exif_orientation, ("apply", "ignore"))
     return exif_orientation == "apply"
+
+
+def check_stackable(samples: list[tuple[Any, ...]], recipe: Recipe | Views) -> None:
+    """Raises a clearer error than torch's loader would if it stacked images of different sizes.
+
+    Only torch's fetcher knows the loader's collate function, so this reads it from the frame of the caller's caller.
+    Other callers, and loaders with their own collate function, get the samples as they are.
+
+    Args:
+        samples: (image, ...), or rows, of a batch that ``dataset.__getitems__``, the caller, is about to return.
+        recipe: The dataset's recipe.
+
+    Raises:
+        ArgumentError: naming the op that the recipe lacks.
+    """
+    if isinstance(recipe, Views) or recipe.output_size is not None:
+        return
+    images = [image for sample in samples if isinstance(sample, tuple) for image in sample[:1]]
+    if len({getattr(image, "shape", None) for image in images}) < 2:  # Pillow images have none
+        return
+    frame = sys._getframe(2)
+    while type(asking := frame.f_locals.get("self")) is Subset and frame.f_back is not None:
+        frame = frame.f_back
+    if getattr(asking, "collate_fn", None) is default_collate:
+        resizes = [op for op in recipe.ops if isinstance(op, Resize) and len(op.size or ()) < 2]
+        which = f"{resizes[-1]} keeps each image's shape" if resizes else "the recipe leaves images at their sizes"
+        raise ArgumentError(
+            f"the images of a batch have different sizes: {which}. Put CenterCrop, RandomCrop or RandomResizedCrop "
+            "after it, or Resize((height, width)), or use a collate_fn that accepts different sizes"
+        )

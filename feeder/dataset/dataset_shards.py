@@ -18,6 +18,7 @@ from feeder.dataset.foreign import ForeignReader, image_columns, read_foreign
 from feeder.decoders.image_header import clipped_warning, image_info
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import ArgumentError, SourceError
+from feeder.shard.source.box_files import open_voc
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.image_file import read_image
 from feeder.shard.source.iterable import open_samples
@@ -25,7 +26,6 @@ from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import check_classes
 from feeder.shard.source.pairs import open_pairs
 from feeder.shard.source.source import Source
-from feeder.shard.source.voc import open_voc
 from feeder.shard.store.url import local_path
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.shard_options import ShardOptions, ShardSummary

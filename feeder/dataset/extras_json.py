@@ -13,8 +13,7 @@ from feeder.dataset.drawn_fields import CropBox, ImageSizes, OriginalSize
 from feeder.dataset.extras import Extra, MemberField, NamedField
 from feeder.dataset.fields_of import fields_of
 from feeder.dataset.further_images import FurtherImage
-from feeder.dataset.target_values import TargetValue, in_padded_batches, target_values
-from feeder.dataset.view_targets import ViewsTarget
+from feeder.dataset.target_values import TargetValue, ViewsTarget, in_padded_batches, target_values
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field
 from feeder.transforms import Recipe, Views

@@ -14,7 +14,6 @@ from feeder.dataset.drawn_fields import ImageSizes
 from feeder.dataset.extras import Column, Extra
 from feeder.dataset.further_images import FurtherImage, further_image
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, check_fields
-from feeder.dataset.view_targets import ViewsTarget
 from feeder.decoders.targets.annotations import Annotations, decode_boxes, decode_points
 from feeder.decoders.targets.mask import MaskArray, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
@@ -208,6 +207,58 @@ class PointsValue(_AnnotationsValue):
 
     def _moved(self, values: Float32s, moves: Moves) -> tuple[Float32s, Int64s]:
         return move_points(values, moves)
+
+
+@dataclass(frozen=True)
+class ViewsTarget(Extra):
+    """A target that goes through the draws of each view: a list of its values, one for each.
+
+    Args:
+        name: The member's name.
+        target: The declaration.
+        views: The target with the recipe of each view.
+    """
+
+    name: str
+    target: Target
+    views: tuple[Extra, ...]
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:  # asked for once a sample
+        found = [view.columns for view in self.views]
+        if not all(found):
+            return ()
+        return tuple(
+            column if column.image is None else column._replace(image=number)
+            for number, columns in enumerate(found)
+            for column in columns
+        )
+
+    @property
+    def is_ragged(self) -> bool:
+        return any(view.is_ragged for view in self.views)
+
+    def read(self, reader: Reader, i: int) -> Any:
+        return self.views[0].read(reader, i)
+
+    def finish_views(self, value: Any, draws: Sequence[Draws], row: int) -> Any:
+        values = [view.finish(value, drawn, row) for view, drawn in zip(self.views, draws, strict=True)]
+        return tuple(itertools.chain(*values)) if self.columns else values
+
+    def gather(self, tensors: tuple[Any, ...]) -> list[Any]:
+        given = iter(tensors)
+        return [view.gather(tuple(itertools.islice(given, len(view.columns)))) for view in self.views]
+
+    def collate(self, values: list[Any]) -> list[Any]:
+        return [
+            view.collate(list(of_view)) for view, of_view in zip(self.views, zip(*values, strict=True), strict=True)
+        ]
+
+    def sample(self, value: Any) -> list[Any]:
+        if self.columns:
+            given = iter(value)
+            value = [tuple(itertools.islice(given, len(view.columns))) for view in self.views]
+        return [view.sample(each) for view, each in zip(self.views, value, strict=True)]
 
 
 TargetExtra = TargetValue | ViewsTarget | FurtherImage

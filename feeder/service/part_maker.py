@@ -21,8 +21,7 @@ from feeder.loader.fast.work_json import work_from_json
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, Sizes, SlotView
 from feeder.loader.slots.region import Region
-from feeder.loader.workers.channel import Channel
-from feeder.loader.workers.sockets import end_with_trainer
+from feeder.loader.workers.channel import Channel, end_with_trainer
 from feeder.service.frames import SERVER_LIMITS, Kind
 from feeder.service.part_memory import WorkSize
 from feeder.service.roots import Roots

@@ -22,8 +22,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.slots.region import Region, unpack
-from feeder.loader.workers.channel import Channel
-from feeder.loader.workers.sockets import end_with_trainer
+from feeder.loader.workers.channel import Channel, end_with_trainer
 from feeder.shard.cache.waits import waits
 from feeder.system.arrays import Uint8s
 

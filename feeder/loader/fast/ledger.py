@@ -9,8 +9,7 @@ from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.observe.meter import part_sums
-from feeder.loader.observe.stats import stage_table
-from feeder.loader.observe.tally import Tally
+from feeder.loader.observe.stats import Tally, stage_table
 from feeder.system.arrays import Int64s
 
 

@@ -27,10 +27,9 @@ from feeder.loader.options import ImageOptions
 from feeder.loader.slots.batch_message import Packed, Slot, pack, slot_collate
 from feeder.loader.slots.region import Region
 from feeder.loader.stateful import load_if_stateful, state_of
-from feeder.loader.workers.channel import Channel
+from feeder.loader.workers.channel import Channel, end_with_trainer
 from feeder.loader.workers.process import shorten_temporary_folder
 from feeder.loader.workers.seeding import introduce
-from feeder.loader.workers.sockets import end_with_trainer
 from feeder.shard.cache.waits import waits
 
 # Before a pickled result: used bytes of the slot, wanted bytes, times and bytes of Spent.

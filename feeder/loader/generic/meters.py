@@ -10,8 +10,7 @@ import numpy as np
 
 from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import Meter
-from feeder.loader.observe.stats import NO_SLOTS, stage_table
-from feeder.loader.observe.tally import Tally
+from feeder.loader.observe.stats import NO_SLOTS, Tally, stage_table
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
 

@@ -1,20 +1,24 @@
-"""The time that each stage took, and the stage that is the bottleneck."""
+"""Statistics of one loader: its counts, the time that each stage took, and the stage that is the bottleneck."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import collections
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from feeder.loader.observe.meter import METER_WORDS, STAGES, bucket_ns, stage_rows
+from feeder.decoders.image_header import clipped_warning
+from feeder.loader.observe.meter import METER_WORDS, STAGES, Meter, bucket_ns, stage_rows
 from feeder.system.arrays import Int64s
+from feeder.system.warning import warn
 
 NO_SLOTS = {"total": 0, "held": 0, "making": 0, "ready": 0}
 # Waits below this share of the time are hardly noticed.
 _NOTICEABLE = 0.05
 _PERCENTILES = (50, 90, 99)
 _MAKING = ("decode", "read", "fetch", "collate", "write")
+_ENTRIES = 10_000  # of substitutions
 
 
 def stage_table(words: Int64s) -> dict[str, dict[str, int]]:
@@ -91,3 +95,64 @@ def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) 
         bottleneck = max(_MAKING, key=lambda name: meters.get(f"{name}_ns", 0))
 
     return {"waited_share": waited, "busy_share": busy, "bottleneck": bottleneck}
+
+
+class Tally:
+    """Base of the counts of one loader over all its epochs, whichever path it takes.
+
+    Attributes:
+        counts: Totals by name; times in nanoseconds, see :meth:`feeder.DataLoader.stats`.
+        meter: Stages of the calling process.
+        substitutions: The last 10,000 bad samples and their substitutes.
+    """
+
+    def __init__(self) -> None:
+        names = ("batches", "samples", "skipped", "waited_ns", "elapsed_ns", "clipped", "slow")
+        self.counts = dict.fromkeys(names, 0)
+        self.meter = Meter()
+        self.substitutions: collections.deque[Any] = collections.deque(maxlen=_ENTRIES)
+        self._has_warned = False
+
+    def waited(self, waited_ns: int) -> None:
+        """Counts the time that the caller waited for a batch of the workers."""
+        self.counts["waited_ns"] += waited_ns
+        self.meter.add("wait_batch", waited_ns)
+
+    def add_images(self, found: Any) -> None:
+        """Counts the images of a batch, by the ``clipped``, ``slow`` and ``substitutions`` of a report on it."""
+        self.counts["clipped"] += found.clipped
+        self.counts["slow"] += found.slow
+        self.counts["skipped"] += len(found.substitutions)
+        self.substitutions.extend(found.substitutions)
+
+    def warn_of_clipped(self) -> None:
+        """Says once that images lost range."""
+        if self.counts["clipped"] and not self._has_warned:
+            self._has_warned = True
+            warn(clipped_warning(self.counts["clipped"]))
+
+    def summary(
+        self,
+        stages: Mapping[str, Any],
+        words: Int64s,
+        sums: Mapping[str, int],
+        replaced: Sequence[Mapping[str, Any]],
+        processes: int,
+    ) -> dict[str, Any]:
+        """Returns the statistics that every loader has.
+
+        Args:
+            stages: See :func:`stage_table`.
+            words: int64 [workers, METER_WORDS], the workers' meters.
+            sums: What workers took, see :func:`verdict`.
+            replaced: The replaced workers, each with its number as ``worker``.
+            processes: Number of processes that make batches, or have them made, beside the calling one.
+        """
+        return {
+            **self.counts,
+            **verdict(self.counts, sums, processes),
+            "stages": stages,
+            "workers": worker_tables(words, [each["worker"] for each in replaced]),
+            "respawns": len(replaced),
+            "replaced_workers": list(replaced),
+        }

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from feeder.errors import WorkerError
-from feeder.loader.workers.sockets import handing_over
+from feeder.loader.workers.channel import handing_over
 from feeder.system.child_python import child_python
 
 _FAILED = "the process that starts workers has ended before it started one; what it printed says why"

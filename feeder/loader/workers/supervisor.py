@@ -28,9 +28,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from feeder.errors import WorkerError
-from feeder.loader.workers.channel import HEAD, HEARTBEAT
+from feeder.loader.workers.channel import HEAD, HEARTBEAT, handing_over
 from feeder.loader.workers.process import Process, wait_for
-from feeder.loader.workers.sockets import handing_over
 
 _START_S = 60.0
 END_S = 5.0

@@ -19,8 +19,7 @@ from feeder.shard.source.image_file import file_status
 from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import as_number
 from feeder.shard.source.pairs import read_names
-from feeder.shard.source.source import Source, SourceKind, drop_duplicates
-from feeder.shard.source.spool import Spool
+from feeder.shard.source.source import Source, SourceKind, Spool, drop_duplicates
 from feeder.system.arrays import Bools
 from feeder.system.files import read_regular
 from feeder.system.text import BOM, count

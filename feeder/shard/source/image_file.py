@@ -1,16 +1,20 @@
-"""Files of encoded images: those that count as images, limits on their size, and a reader."""
+"""Files of encoded images: those that count as images, limits on their size, a reader, and the columns of a table that
+name them."""
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
+import shlex
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from feeder.decoders.image_header import IMAGE_EXTENSIONS, is_image_field
 from feeder.decoders.packed import is_packed
-from feeder.system.files import open_regular
+from feeder.system.files import open_regular, scan_folder
 from feeder.system.text import count
 
 # Three float32 channels of the largest image that can be decoded, 89 million pixels.
@@ -57,6 +61,10 @@ _UNFINISHED = re.compile(
     r"\.([_#~]|nfs[0-9a-f]{8}|fuse_hidden).*|#.*#|~\$.*|.*(~|\.(!qb|!ut|aria2|bak|crdownload|download|filepart|old|opdownload|orig|part|partial|swp|te?mp))",
     re.IGNORECASE | re.DOTALL,
 )
+# For the columns of a table that name files.
+_LOOKED_UP = 5  # values of a column
+_MOST_FOLDERS = 64  # beside a table
+_SUFFIXES = ("", ".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG", ".webp", ".avif", ".tif", ".tiff", ".bmp", ".gif")
 
 
 def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MAX_FILE_BYTES) -> None:
@@ -195,3 +203,62 @@ def left_out_notes(root: str, found: Mapping[str, Sequence[str]]) -> list[str]:
 def unpacked_limit(packed_bytes: int, least_bytes: int) -> int:
     """Returns the bytes that a file of ``packed_bytes`` may unpack to, at least ``least_bytes``."""
     return max(least_bytes, UNPACKED_TIMES * packed_bytes)
+
+
+class ImageFiles(NamedTuple):
+    """Files that a column of a table names.
+
+    Attributes:
+        column: The column.
+        root: Folder that its values start from.
+        suffix: Appended to them.
+    """
+
+    column: str
+    root: str
+    suffix: str
+
+    def options(self) -> str:
+        """Returns the options of ``feeder shard`` that name it."""
+        suffix = f" --suffix {self.suffix}" if self.suffix else ""
+        return f"--path-column {shlex.quote(self.column)} --image-root {shlex.quote(self.root)}{suffix}"
+
+
+def image_files(
+    rows: Sequence[Mapping[str, Any]], folders: Iterable[str], suffixes: Sequence[str] = _SUFFIXES
+) -> list[ImageFiles]:
+    """Finds the columns most of whose first values are files.
+
+    Args:
+        rows: The first rows of a table.
+        folders: Folders that the values may start from. If a column's values are files in the first of them, the
+            others don't count for it.
+        suffixes: What may be missing at the end of the values; of several the first one counts.
+
+    Returns:
+        For each such column one place of its files, or more, in the order of the columns.
+    """
+    found: list[ImageFiles] = []
+    for column in dict.fromkeys(itertools.chain.from_iterable(rows)):
+        known = [row[column] for row in rows if type(row.get(column)) in (int, str) and row[column] != ""]
+        values = [str(value) for value in known[:_LOOKED_UP]]
+
+        for number, folder in enumerate(folders):
+            suffix = next((each for each in suffixes if _are_files(folder, values, each)), None)
+            if suffix is not None:
+                found.append(ImageFiles(column, folder, suffix))
+                if number == 0:
+                    break
+    return found
+
+
+def folders_beside(folder: str) -> list[str]:
+    """Returns a table's folder and the folders in it, of which class folders may be too many."""
+    with scan_folder(folder) as entries:
+        below = sorted(each.path for each in entries if each.is_dir() and not left_out(each.name, is_folder=True))
+    return [folder, *below] if len(below) <= _MOST_FOLDERS else [folder]
+
+
+def _are_files(folder: str, values: Sequence[str], suffix: str) -> bool:
+    paths = [os.path.join(folder, value + suffix) for value in values]
+    return 2 * sum(os.path.isfile(path) and not has_other_extension(path) for path in paths) > len(paths)

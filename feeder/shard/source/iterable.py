@@ -19,8 +19,7 @@ from feeder.shard.source.image_field import choose_image, lacks_image, split_fie
 from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import LabelColumn, as_number, is_class_number, label_text
 from feeder.shard.source.sample_table import NO_FILE
-from feeder.shard.source.source import Source, SourceKind, drop_duplicates
-from feeder.shard.source.spool import Spool
+from feeder.shard.source.source import Source, SourceKind, Spool, drop_duplicates
 from feeder.system.text import count
 
 

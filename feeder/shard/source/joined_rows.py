@@ -13,8 +13,7 @@ import numpy as np
 from feeder.errors import SourceError
 from feeder.shard.source.json_field import json_field
 from feeder.shard.source.sample_table import SampleTable, StoredField
-from feeder.shard.source.source import Source, repeated_paths
-from feeder.shard.source.spool import Spool
+from feeder.shard.source.source import Source, Spool, repeated_paths
 from feeder.system.text import count
 
 _SHOWN = 40  # characters of a value

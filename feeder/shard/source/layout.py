@@ -16,14 +16,13 @@ from typing import NamedTuple
 
 from feeder.errors import ChoiceError, SourceError
 from feeder.shard.format.manifest import is_shard_set
+from feeder.shard.source.box_files import has_boxes
 from feeder.shard.source.class_folders import SPLIT, are_downloads, is_split
-from feeder.shard.source.image_file import left_out, looks_like_image
-from feeder.shard.source.image_files import folders_beside, image_files
+from feeder.shard.source.image_file import folders_beside, image_files, left_out, looks_like_image
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
 from feeder.shard.source.table_rows import table_rows
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.source.tars import is_tar
-from feeder.shard.source.yolo import has_boxes
 from feeder.shard.store.url import is_remote
 from feeder.system.files import open_regular, scan_folder
 

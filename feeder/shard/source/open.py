@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from feeder.errors import SourceError
 from feeder.shard.format.manifest import is_shard_set
+from feeder.shard.source.box_files import are_yolo, open_voc, open_yolo
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.folder import open_folder
 from feeder.shard.source.image_file import left_out
@@ -18,8 +19,6 @@ from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES, ManifestColumns, open_manifest
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.source.tars import TAR_SUFFIXES, is_tar, open_stored_tars, open_tars
-from feeder.shard.source.voc import open_voc
-from feeder.shard.source.yolo import are_yolo, open_yolo
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import Url, is_remote, shown_place
 

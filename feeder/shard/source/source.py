@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from feeder.shard.source.sample_table import OWN_FILE, SampleTable, StoredField
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import is_remote
 from feeder.system.arrays import Int64s
-from feeder.system.files import open_regular
+from feeder.system.files import atomic_file, open_regular
 from feeder.system.text import count
 
 _OPEN_CONTAINERS = 128
@@ -353,3 +353,42 @@ def reject_samples(source: Source, reasons: Mapping[int, str]) -> None:
 
 def _hash64(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+class Spool:
+    """Appends fields to a scratch file, one of the source's containers. It can be read once the context has ended.
+
+    Args:
+        source: The source of the fields' samples.
+        path: The scratch file; it is overwritten.
+    """
+
+    def __init__(self, source: Source, path: str) -> None:
+        self._source = source
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._container = len(source.containers)
+        self._writing = atomic_file(path)
+        source.containers.append(Container(path, 0, 0, is_scratch=True))
+
+    def __enter__(self) -> Spool:
+        self._file = self._writing.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._writing.__exit__(*error)
+        self._source.content_digest = self._hash.hexdigest()
+
+    def add(self, name: str, data: bytes) -> StoredField:
+        """Appends a field's bytes and returns their place."""
+        field = StoredField(name, self._container, self._size, len(data))
+        self._file.write(data)
+        self._hash.update(name.encode("utf-8", "surrogateescape") + b"\0%d\0" % len(data) + data)
+        self._size += len(data)
+        return field
+
+    def read(self, field: StoredField) -> bytes:
+        """Reads the bytes of a field that was appended before."""
+        self._file.flush()
+        with open(self._file.name, "rb", buffering=0) as file:
+            return os.pread(file.fileno(), field.length, field.offset)

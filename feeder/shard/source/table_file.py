@@ -22,16 +22,14 @@ import numpy as np
 
 from feeder.errors import ArgumentError, ChoiceError, NotFoundError, SourceError
 from feeder.shard.source.ahead import ahead
-from feeder.shard.source.image_file import MAX_FILE_BYTES, file_status
-from feeder.shard.source.image_files import ImageFiles, folders_beside, image_files
+from feeder.shard.source.image_file import MAX_FILE_BYTES, ImageFiles, file_status, folders_beside, image_files
 from feeder.shard.source.joined_rows import join_rows
 from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.pattern import expand_pattern
 from feeder.shard.source.remote import RemoteSource, named_objects
 from feeder.shard.source.sample_table import NO_FILE, StoredField
-from feeder.shard.source.source import Container, Source, SourceKind, drop_duplicates, reject_samples
-from feeder.shard.source.spool import Spool
+from feeder.shard.source.source import Container, Source, SourceKind, Spool, drop_duplicates, reject_samples
 from feeder.shard.source.table_rows import Row, column_classes, table_rows
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Entry, Store, download

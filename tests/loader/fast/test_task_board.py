@@ -15,8 +15,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.observe.meter import part_sums
 from feeder.loader.slots.image_slots import Samples, SlotView
-from feeder.loader.workers.channel import Channel
-from feeder.loader.workers.sockets import pair
+from feeder.loader.workers.channel import Channel, pair
 
 
 def _parts(*numbers: int) -> list[Part]:

@@ -14,8 +14,8 @@ import torch
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.workers.channel import pair
 from feeder.loader.workers.fork_server import Forked, ForkServer
-from feeder.loader.workers.sockets import pair
 from feeder.transforms import ColorJitter, Compose, Op, Pad, RandomResizedCrop
 from tests.support.batches import check_same
 from tests.support.loader_data import write_tree

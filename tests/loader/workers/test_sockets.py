@@ -22,9 +22,9 @@ from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import pool as fast_pool
 from feeder.loader.generic import batch_workers
+from feeder.loader.workers.channel import end_with_trainer, handing_over
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.process import InContext, wait_for
-from feeder.loader.workers.sockets import end_with_trainer, handing_over
 from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.transforms import RandomResizedCrop
 from tests.support.loader_data import write_shards
