@@ -249,16 +249,10 @@ class MemberField(Extra):
         return found
 
 
-def arranged(extras: Sequence[Extra], entries: Any, *, is_batch: bool = False) -> Any:
-    """Returns a sample, or a batch, in the form that its extras give it.
-
-    Args:
-        extras: The extras.
-        entries: ``(image, label, *targets, *fields)``.
-        is_batch: True for a batch.
-    """
+def arranged(extras: Sequence[Extra], entries: Any) -> Any:
+    """Returns a sample, ``(image, label, *targets, *fields)``, in the form that its extras give it."""
     for extra in extras:
-        entries = extra.arrange(entries, is_batch=is_batch)
+        entries = extra.arrange(entries, is_batch=False)
     return entries
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from feeder.dataset.extras import arranged
 from feeder.dataset.further_images import FurtherImage, by_image, in_order
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.device.finisher import Finisher
@@ -111,7 +110,9 @@ class Finishing:
         if isinstance(finished, BaseException) or self._work.makes_batches:
             return batch
         batch = self._stepped(finished, batch) if self._has_steps else batch
-        return arranged(self._work.extras, batch, is_batch=True)
+        for extra in self._work.extras:
+            batch = extra.arrange(batch, is_batch=True)
+        return batch
 
     def _stepped(self, finished: BatchRecord, batch: Any) -> tuple[Any, ...]:
         images, labels, *extras = batch
