@@ -33,8 +33,7 @@ import numpy as np
 from bench.smoke import arguments
 from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.finishing import Finishing
-from feeder.loader.fast.iterator import Epoch, FastIterator
-from feeder.loader.fast.ledger import Ledger
+from feeder.loader.fast.iterator import Epoch, FastIterator, Ledger
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work

@@ -25,8 +25,7 @@ from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.batch_sizes import SIZE_IDENTITY, BatchSizes
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.finishing import Finishing
-from feeder.loader.fast.iterator import Epoch, FastIterator
-from feeder.loader.fast.ledger import Ledger
+from feeder.loader.fast.iterator import Epoch, FastIterator, Ledger
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
 from feeder.loader.fast.sample_maker import Work

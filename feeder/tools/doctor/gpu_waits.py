@@ -21,8 +21,7 @@ from feeder.system.child_python import child_python
 from feeder.system.text import count
 from feeder.tools.doctor.finding import WAITS, Finding
 from feeder.tools.instrument.hooks import LoaderHooks, own_line
-from feeder.tools.instrument.launch import run_script
-from feeder.tools.instrument.script_file import read_source
+from feeder.tools.instrument.script_file import read_source, run_script
 
 _MESSAGE = "called a synchronizing CUDA operation"
 _FIRST_BATCH = 3

@@ -18,9 +18,8 @@ from feeder.system.process_usage import cpu_seconds_by_process, stat_fields
 from feeder.system.text import say
 from feeder.tools.commands.common import EXIT_INTERRUPTED
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
-from feeder.tools.instrument.launch import run_script
 from feeder.tools.instrument.record import Sample
-from feeder.tools.instrument.script_file import read_source
+from feeder.tools.instrument.script_file import read_source, run_script
 from feeder.tools.profile.advice import Advice, Proposal, reason_of
 from feeder.tools.profile.analysis import Analysis, analyse, render
 from feeder.tools.terminal import columns
