@@ -16,13 +16,12 @@ from feeder.dataset.fields_of import CropBox, check_crop_box, fields_of
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
-from feeder.dataset.sample_numbers import sample_numbers
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.decode import drawn_seed
 from feeder.decoders.tensors import as_samples
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.arrays import AnyArray, Int64s
-from feeder.system.checks import check_one_of
+from feeder.system.checks import check_one_of, sample_numbers
 from feeder.system.text import count
 from feeder.system.warning import warn
 from feeder.transforms import Resize, Views

@@ -146,14 +146,11 @@ class NamedField(Extra):
     """A field as the reader has it, see :meth:`feeder.dataset.reader.Reader.field`."""
 
     name: str
+    follows_draws = False
 
     @property
     def columns(self) -> tuple[Column, ...]:
         return (Column((), "int64"),) if self.name in NUMBER_FIELDS else ()
-
-    @property
-    def follows_draws(self) -> bool:
-        return False
 
     def read(self, reader: Reader, i: int) -> Any:
         value = reader.field(i, self.name)

@@ -38,10 +38,7 @@ class SourceNumber(Extra):
     """The number of a sample's source, which the loader fills in."""
 
     name = "source"
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return (Column((), "int64"),)
+    columns = (Column((), "int64"),)
 
 
 class Mixture(FeederDataset):

@@ -56,6 +56,9 @@ class ShardReader(ShardFields):
         exif: Whether to apply EXIF orientation.
         version: Number of the version of the set, from 1; None for the newest.
         mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
+
+    Attributes:
+        given_labels: The labels that :meth:`relabel` gave the samples; None: they have their own.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class ShardReader(ShardFields):
         self.mirror = mirror
         self.classes = self.index.classes
         self.label_dtype = self.index.label_dtype
-        self._labels: AnyArray | None = None  # those that the samples were given in place of their own
+        self.given_labels: AnyArray | None = None
         self.made_ns = time.time_ns()
         self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
 
@@ -151,7 +154,7 @@ class ShardReader(ShardFields):
             if shard in changed and failed is None:
                 self._check(i)
 
-        labels = rows.labels if self._labels is None else self._labels[ids]
+        labels = rows.labels if self.given_labels is None else self.given_labels[ids]
         return ReadSamples(buffers, labels, orientations, sizes, errors, first_rows)
 
     def _arena(self, files: OpenFiles, size_bytes: int, ids: Int64s) -> memoryview:
@@ -213,11 +216,6 @@ class ShardReader(ShardFields):
         self.bring([*zip(rows.shard.tolist(), rows.offset.tolist(), rows.length.tolist(), strict=True)])
         for shard in set(rows.shard.tolist()):
             self._open(shard)
-
-    @property
-    def given_labels(self) -> AnyArray | None:
-        """The labels that :meth:`relabel` gave the samples; None: they have their own."""
-        return self._labels
 
     @property
     def native_shards(self) -> OpenShards:
@@ -360,20 +358,20 @@ class ShardReader(ShardFields):
 
     def fingerprint(self) -> str:
         """See :meth:`Reader.fingerprint`."""
-        return self.index.fingerprint(self._labels)
+        return self.index.fingerprint(self.given_labels)
 
     def labels(self) -> AnyArray:
         """See :meth:`Reader.labels`."""
-        return self.index.labels() if self._labels is None else self._labels
+        return self.index.labels() if self.given_labels is None else self.given_labels
 
     @property
     def max_label(self) -> int:
         """The largest label; -1 without any."""
-        return self.index.header.info.max_label if self._labels is None else int(self._labels.max(initial=-1))
+        return self.index.header.info.max_label if self.given_labels is None else int(self.given_labels.max(initial=-1))
 
     def relabel(self, labels: AnyArray, classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
-        self._labels = labels
+        self.given_labels = labels
         self.label_dtype = label_dtype(labels)
         self.classes = classes
 

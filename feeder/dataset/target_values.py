@@ -146,10 +146,7 @@ class _AnnotationsValue(TargetValue):
     """A dict of float32 boxes or keypoints and of lists."""
 
     _key: str
-
-    @property
-    def is_ragged(self) -> bool:
-        return True
+    is_ragged = True
 
     def finish(self, value: _Given, draws: Draws, row: int) -> dict[str, Any]:
         found: Annotations = value.value

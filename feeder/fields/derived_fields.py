@@ -72,6 +72,7 @@ class Choice(Field):
     """
 
     of: Field | Callable[[bytes], Any]
+    is_drawn = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,10 +84,6 @@ class Choice(Field):
     def _lists(self) -> Field:
         assert isinstance(self.of, Field)
         return self.of
-
-    @property
-    def is_drawn(self) -> bool:
-        return True
 
     def parse(self, data: bytes, draw: float = 0.0) -> Any:
         found = self._lists.parse(data, draw)

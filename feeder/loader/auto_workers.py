@@ -24,9 +24,9 @@ from torch import distributed
 
 from feeder.decoders.registry import Dali, dali_is_installed
 from feeder.errors import ArgumentError
-from feeder.loader.group_store import is_initialized
 from feeder.loader.options import DEFAULT_COLLATES, WorkerOptions
 from feeder.loader.path_choice import PathChoice
+from feeder.loader.ranks import is_initialized
 from feeder.system.cores import cores, local_world_size
 from feeder.system.text import count
 

@@ -27,7 +27,7 @@ from feeder.loader.generic.encoded_samples import DrawnSampler, ImageDraws
 from feeder.loader.generic.generic_path import GenericPath
 from feeder.loader.generic.resumable_samplers import make_resumable
 from feeder.loader.observe.prometheus import MetricsPage
-from feeder.loader.observe.remote_counts import remote_counts
+from feeder.loader.observe.stats import remote_counts
 from feeder.loader.options import (
     DEFAULT_COLLATES,
     DEFAULT_PREFETCH,

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from feeder.errors import ArgumentError
-from feeder.loader.group_store import group_life, group_store, within
+from feeder.loader.ranks import group_life, group_store, within
 from feeder.order.split import Split
 from feeder.system.text import count
 
@@ -39,7 +39,7 @@ class Connection(NamedTuple):
 
     Attributes:
         store: An object with ``compare_set``, ``set``, ``get`` and ``check`` as torch.distributed's stores have them.
-        life: The group's number; see :func:`feeder.loader.group_store.group_life`.
+        life: The group's number; see :func:`feeder.loader.ranks.group_life`.
     """
 
     store: Any

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 
 from feeder.errors import ArgumentError
-from feeder.loader.group_store import within
 from feeder.loader.random_state import draw_seed
 from feeder.loader.rank_agreement import PATIENCE_S, Connection, calling_place, connect, stored
-from feeder.loader.ranks import current_ranks, is_in_group
+from feeder.loader.ranks import current_ranks, is_in_group, within
 from feeder.system.warning import warn
 
 WAIT_S = 60.0  # the longest wait for rank 0's seed

@@ -29,7 +29,7 @@ ROOMS = (
     ("shard.write",),
     ("dataset",),
     ("loader.service_options",),
-    ("loader.options", "loader.stateful", "loader.random_state", "loader.group_store", "loader.collate_errors"),
+    ("loader.options", "loader.stateful", "loader.random_state", "loader.collate_errors"),
     ("loader.ranks",),
     ("loader.rank_agreement", "loader.order_identity", "loader.path_choice"),
     ("loader.run_seed",),

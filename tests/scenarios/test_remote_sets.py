@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError, FormatError, NotFoundError, StoreError
-from feeder.loader.observe.remote_counts import REMOTE_COUNTS
+from feeder.loader.observe.stats import REMOTE_COUNTS
 from feeder.shard.cache.presence import Record
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.set_append import append

@@ -23,11 +23,6 @@ class PlanStager(Stager):
 
     plans = True
 
-    @property
-    def takes_rows(self) -> bool:
-        """True: a plan needs only the rows of the crop."""
-        return True
-
     def stage(
         self,
         buffers: Sequence[Buffer],

@@ -44,6 +44,7 @@ class Stager:
 
     Attributes:
         plans: True if its JPEGs are staged as plans, see ``_native.plan_images``.
+        takes_rows: True if :meth:`stage` takes images without the rows that are not needed.
     """
 
     plans = False
@@ -62,17 +63,12 @@ class Stager:
         self.max_pixels = max_pixels
         self.outlier_pixels = outlier_pixels
         self._options: dict[str, Any] = {"max_pixels": max_pixels, "threads": threads, "fidelity": fidelity}
-        self._cuts = fidelity == "fast"
+        self.takes_rows = fidelity == "fast"
         self._apart = apart
         self._here: Decoder | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_here": None}
-
-    @property
-    def takes_rows(self) -> bool:
-        """True if :meth:`stage` takes images without the rows that are not needed."""
-        return self._cuts
 
     def with_threads(self, threads: int) -> Stager:
         """Returns a stager with another number of threads."""
@@ -219,7 +215,7 @@ class Stager:
         is needed, so it is decoded once.
         """
         packed = is_packed(data)
-        if packed and not self._cuts:
+        if packed and not self.takes_rows:
             return _whole(unpack(data), rows)
         apart = len(rows) > 1 and self._apart and _areas(rows["window"]).sum() < _areas(_around(rows["window"]))
         jpegs: list[Buffer] = []
@@ -232,7 +228,7 @@ class Stager:
                 cut, unsound = None, True
             if cut is None and first_row != _WHOLE:
                 raise DecodeError("JPEG: its rows are not where the index says")
-            if cut is None or not self._cuts:
+            if cut is None or not self.takes_rows:
                 return None if unsound else _whole(data, rows)
 
             smaller, x, y = cut

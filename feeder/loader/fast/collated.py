@@ -44,16 +44,13 @@ class CollatedWork(Work):
     """
 
     makes_batches: ClassVar[bool] = True
+    further_columns = ()
 
     collate_fn: Callable[[list[Any]], Any] = field(default=list)
 
     @property
     def image_columns(self) -> tuple[Column, ...]:
         return (Column((self.share_bytes,), "uint8"),)
-
-    @property
-    def further_columns(self) -> tuple[Column, ...]:
-        return ()
 
     def run(self, epoch: int, view: SlotView, heartbeat: Callable[[], None] = lambda: None) -> PartReport:
         """Makes a batch; the view's images are the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""

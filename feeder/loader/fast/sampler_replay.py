@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feeder.dataset.sample_numbers import sample_numbers
 from feeder.errors import ArgumentError
 from feeder.loader.random_state import RandomSource, get_state, global_sources, set_state
 from feeder.loader.slots.image_slots import Samples
 from feeder.loader.stateful import is_stateful
 from feeder.system.arrays import Int64s
+from feeder.system.checks import sample_numbers
 from feeder.system.text import count
 
 _DIGEST_BYTES = 8

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from feeder.loader.observe.metrics_server import metrics_server
-from feeder.loader.observe.remote_counts import REMOTE_COUNTS
+from feeder.loader.observe.stats import REMOTE_COUNTS
 
 _L = TypeVar("_L")
 

@@ -1,4 +1,5 @@
-"""Statistics of one loader: its counts, the time that each stage took, and the stage that is the bottleneck."""
+"""Statistics of one loader: its counts, the time that each stage took, the stage that is the bottleneck, and what
+remote sets cost."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from feeder.dataset.subset import readers_of
 from feeder.decoders.image_header import clipped_warning
 from feeder.loader.observe.meter import METER_WORDS, STAGES, Meter, bucket_ns, stage_rows
 from feeder.system.arrays import Int64s
@@ -156,3 +158,31 @@ class Tally:
             "respawns": len(replaced),
             "replaced_workers": list(replaced),
         }
+
+
+# Those that only grow, with a description of each.
+REMOTE_COUNTS = {
+    "bytes": "Bytes that came from the store",
+    "requests": "Ranges that were asked of the store",
+    "hits": "Ranges of bytes that were in the cache when they were needed",
+    "waits": "Reads that waited for the store",
+    "waited_ns": "Time of these waits, ns",
+    "retries": "Requests that were repeated",
+    "hedges": "Further requests for ranges that were slow",
+    "hedged_bytes": "Bytes that came a second time by them",
+    "wrong": "Blocks that came with wrong bytes, and were fetched again",
+}
+
+
+def remote_counts(dataset: Any) -> dict[str, int] | None:
+    """Returns the counts of a dataset's remote sets since their fetchers were started, for all ranks and jobs on this
+    machine together: :data:`REMOTE_COUNTS`, and the present ``cached_bytes`` and ``budget_bytes``. None for a dataset
+    without a remote set."""
+    found = [getattr(reader, "mirror", None) for reader in readers_of(dataset)]
+    mirrors = {id(mirror): mirror for mirror in found if mirror is not None}
+    if not mirrors:
+        return None
+    total = collections.Counter(dict.fromkeys((*REMOTE_COUNTS, "cached_bytes", "budget_bytes"), 0))
+    for mirror in mirrors.values():
+        total.update(mirror.counts())
+    return dict(total)
