@@ -16,7 +16,7 @@ from feeder.dataset.target_values import TargetValue, ViewsTarget, in_padded_bat
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field
 from feeder.transforms import Recipe, Views
-from feeder.transforms.recipe_json import FunctionOf, NameOf, recipe_from_json, recipe_to_json
+from feeder.transforms.recipe_json import FunctionOf, NameOf, recipe_from_json, recipe_to_json, single_entry
 from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask, Target
 
 _KINDS: dict[str, type[Field]] = {
@@ -168,7 +168,7 @@ def _kind_from_json(value: Any, function_of: FunctionOf, file_of: Callable[[str]
 
 def _one(value: Any, known: Mapping[str, type[Any]]) -> tuple[Any, dict[str, Any]]:
     """Returns the class and the arguments of ``{name: arguments}``."""
-    name, arguments = next(iter(value.items())) if isinstance(value, Mapping) and len(value) == 1 else ("", None)
+    name, arguments = single_entry(value)
     if name not in known or not isinstance(arguments, dict) or not all(isinstance(each, str) for each in arguments):
         raise ArgumentError("this is no kind of target or field of this version of feeder")
     return known[name], dict(arguments)

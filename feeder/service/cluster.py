@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import time
@@ -14,7 +13,7 @@ from feeder.errors import ArgumentError, ServiceError
 from feeder.service.roots import Roots
 from feeder.service.server_status import service_status
 from feeder.system.checks import check_int
-from feeder.system.ray_cluster import cant_join, check_ray_address, quiet_ray
+from feeder.system.ray_cluster import joined_cluster, quiet_ray
 
 _START_S = 300.0
 _LOOK_S = 0.2
@@ -36,20 +35,8 @@ def joined(address: str) -> Iterator[Any]:
             import ray
     except ModuleNotFoundError:
         raise ArgumentError("an input service needs the package ray: pip install 'feeder-data[ray]'") from None
-    if ray.is_initialized():
+    with joined_cluster(address, ServiceError):
         yield ray
-        return
-    try:
-        check_ray_address(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ServiceError(
-            f"{cant_join(address, error)}; start one with `ray start --head`, or give --address HOST:PORT"
-        ) from None
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
 
 
 def start(

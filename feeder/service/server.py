@@ -36,6 +36,7 @@ from feeder.service.frames import (
 from feeder.service.roots import Roots
 from feeder.service.scheduler import Scheduler
 from feeder.service.server_options import ServerOptions
+from feeder.system.limit_errors import raise_file_limit
 from feeder.system.process_usage import cpu_seconds_of
 
 _log = logging.getLogger("feeder")
@@ -307,9 +308,6 @@ class Server:
 
 def _descriptors() -> int:
     """Returns the number of descriptors that there are for clients and processes, as many as this process may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_file_limit()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (_MOST_CLIENTS if most == resource.RLIM_INFINITY else most) - _OWN_DESCRIPTORS

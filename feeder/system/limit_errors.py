@@ -1,4 +1,4 @@
-"""Errors caused by a limit of the process: the limit's name, its value and the remedy."""
+"""Limits of the process: as many files as it may have, and errors with the limit's name, its value and the remedy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ _MESSAGES = {
     "allocate memory": errno.ENOMEM,
     "can't start new thread": errno.EAGAIN,
 }
+
+
+def raise_file_limit() -> None:
+    """Allows this process as many open files as it may have."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @contextlib.contextmanager

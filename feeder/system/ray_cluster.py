@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -45,6 +46,32 @@ def cant_join(address: str, error: Exception) -> str:
     if reason == _NONE_RUNS:
         reason = "none runs here"
     return f"can't join the Ray cluster {address!r}: {reason}"
+
+
+@contextlib.contextmanager
+def joined_cluster(address: str, refusal: type[Exception]) -> Iterator[None]:
+    """Joins a cluster, unless this process has done so, and leaves it in the end.
+
+    Args:
+        address: As ``ray.init`` takes it.
+        refusal: The error to raise if the cluster can't be joined.
+    """
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        check_ray_address(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise refusal(
+            f"{cant_join(address, error)}; start one with `ray start --head`, or give --address HOST:PORT"
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 _SETTING = "RAY_DEDUP_LOGS_SKIP_REGEX"  # read when Ray is imported; log_to_driver=False leaves these messages

@@ -187,7 +187,7 @@ def _op(value: Any, function_of: FunctionOf | None) -> Op:
 
 def _made(value: Any, base: type[_OpT], function_of: FunctionOf | None = None) -> _OpT:
     """Returns an op of a class that derives from ``base``."""
-    name, arguments = next(iter(value.items())) if isinstance(value, Mapping) and len(value) == 1 else ("", None)
+    name, arguments = single_entry(value)
     kind = getattr(transforms, name, None) if name in transforms.__all__ else None
     if not inspect.isclass(kind) or not issubclass(kind, base) or not isinstance(arguments, Mapping):
         raise ArgumentError(f"expected an op of feeder.transforms as {{name: arguments}}, got {value!r}")
@@ -200,6 +200,11 @@ def _made(value: Any, base: type[_OpT], function_of: FunctionOf | None = None) -
     if not is_same:
         raise ArgumentError(f"{value!r} is no op of this version of feeder, which would make {op!r} of it")
     return op
+
+
+def single_entry(value: Any) -> tuple[Any, Any]:
+    """Returns the name and the content of ``{name: content}``; ("", None) for anything else."""
+    return next(iter(value.items())) if isinstance(value, Mapping) and len(value) == 1 else ("", None)
 
 
 def _decoded(value: Any, function_of: FunctionOf | None = None) -> Any:

@@ -31,14 +31,13 @@ _COLORS = {2: "RGB", 4: "gray and alpha", 6: "RGBA"}
 _OUTSIDE = -1
 
 
-def decode_mask(data: Buffer | AnyArray, dtype: str, max_pixels: int = MAX_PIXELS) -> MaskArray:
+def decode_mask(data: Buffer | AnyArray, dtype: str) -> MaskArray:
     """Decodes a mask.
 
     Args:
         data: A PNG: 8-bit grayscale, bilevel or palette; with "int32" also 16-bit grayscale. Or its class numbers, of
             any integer dtype [H, W].
         dtype: "uint8" or "int32".
-        max_pixels: Larger masks are refused.
 
     Returns:
         Its class numbers, uint8 or int32 [H, W].
@@ -56,8 +55,8 @@ def decode_mask(data: Buffer | AnyArray, dtype: str, max_pixels: int = MAX_PIXEL
     width, height, depth = _header(data)
     if depth == 16 and dtype != "int32":
         raise DecodeError("the mask is a 16-bit PNG, which needs T.Mask(dtype=torch.int32)")
-    if width * height > max_pixels:
-        raise DecodeError(f"the mask has {width}x{height} pixels, more than max_pixels={max_pixels}; make it smaller")
+    if width * height > MAX_PIXELS:
+        raise DecodeError(f"the mask has {width}x{height} pixels, more than the {MAX_PIXELS} allowed; make it smaller")
     numbers = _numbers(memoryview(data), height, width, depth) if depth >= 8 else None
     return cast(MaskArray, (_with_pillow(data) if numbers is None else numbers).astype(dtype, copy=False))
 

@@ -16,6 +16,7 @@ from feeder.errors import DecodeError
 from feeder.loader.fast.part_report import SUMS, PartReport, Substitution
 from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, Meter
 from feeder.system.arrays import AnyArray
+from feeder.transforms.recipe_json import single_entry
 
 _BYTES, _ARRAY, _LIST, _DICT = "bytes", "array", "list", "dict"
 _ARRAYS = "biufc"  # kinds of dtypes
@@ -119,7 +120,7 @@ def _encoded(value: Any) -> Any:
 def _decoded(value: Any) -> Any:
     if isinstance(value, list) and len(value) == 1:
         return value[0]
-    kind, held = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
+    kind, held = single_entry(value)
     try:
         if kind == _BYTES and isinstance(held, str):
             return base64.b64decode(held, validate=True)

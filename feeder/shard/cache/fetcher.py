@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -32,6 +31,7 @@ from feeder.shard.cache.presence import blocks_of
 from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Store
+from feeder.system.limit_errors import raise_file_limit
 
 _IDLE_S = 60.0
 _LOOK_S = 1.0
@@ -389,7 +389,7 @@ def become_fetcher(
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)  # for people
         threading.stack_size(_STACK_BYTES)
-        _raise_file_limit()
+        raise_file_limit()  # each client takes one, and each download some
 
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
@@ -418,13 +418,6 @@ def become_fetcher(
         with contextlib.suppress(BaseException):
             sys.stderr.flush()
         os._exit(code)
-
-
-def _raise_file_limit() -> None:
-    """Allows this process as many open files as it may have: each client takes one, and each download some."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _refuse(listener: socket.socket, error: FeederError) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ from feeder.shard.write.shard_engine import ShardEngine
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard
 from feeder.system.progress import Progress
-from feeder.system.ray_cluster import cant_join, check_ray_address
+from feeder.system.ray_cluster import joined_cluster
 
 _REMOTE_CPUS = 0.25  # of a task that mostly waits for a store
 _QUEUED = 2  # tasks for each that can run
@@ -40,27 +39,14 @@ def open_ray(options: ShardOptions) -> Iterator[ShardEngine]:
         ArgumentError: for an address of Ray's client.
         ShardError: if the cluster can't be joined.
     """
-    if ray.is_initialized():
-        yield functools.partial(_write_on_nodes, options)
-        return
-
     address = options.address or "auto"
-    if address.startswith("ray://"):
+    if address.startswith("ray://") and not ray.is_initialized():
         raise ArgumentError(
             f"{address}: is for Ray's client, which can't run this; start feeder on a node of the cluster, or with "
             "`ray job submit`"
         )
-    try:
-        check_ray_address(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ShardError(
-            f"{cant_join(address, error)}; start one with `ray start --head`, or give --address HOST:PORT"
-        ) from None
-    try:
+    with joined_cluster(address, ShardError):
         yield functools.partial(_write_on_nodes, options)
-    finally:
-        ray.shutdown()
 
 
 def _write_on_nodes(

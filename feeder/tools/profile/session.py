@@ -91,12 +91,11 @@ class _Sampler:
 
     Args:
         nvml: NVIDIA's library, or the reason for its absence.
-        interval_s: Seconds between two samples; doubled each time there are too many of them.
     """
 
-    def __init__(self, nvml: Nvml | str, interval_s: float = 0.25) -> None:
+    def __init__(self, nvml: Nvml | str) -> None:
         self.samples: list[Sample] = []
-        self._interval_s = interval_s
+        self._interval_s = 0.25  # between two samples; doubled each time there are too many of them
         self._gpus = [(nvml, gpu) for gpu in nvml.visible()] if isinstance(nvml, Nvml) else []
         self._end = threading.Event()
         self._busy: dict[int, float] = {}
