@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -31,12 +32,9 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.order.lanes import LaneBlocks, Lanes, by_divisors, fewer_lanes
 from feeder.order.mixture_order import PASSES, MixtureOrder
-from feeder.order.mixture_shares import Stretch, Turn, source_seed
-from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
+from feeder.order.mixture_shares import Stretch, Turn
 from feeder.order.random import numbers_in
 from feeder.order.recent import Recent
-from feeder.order.sample_order import Order, Window
-from feeder.order.shard_sizes import compact_sizes
 from feeder.system.arrays import Int64s
 
 _KEPT = 1 << 16
@@ -65,48 +63,40 @@ class _Piece(NamedTuple):
 
     def counts(self, turns: Int64s) -> Int64s:
         """Returns the samples that the lanes have had of each source before so many of their positions, [lanes, S]."""
-        places = (self.starts + turns).tolist()
-        return np.stack([self.stretch.before(place) for place in places]) - self.bases
+        return self.stretch.before(self.starts + turns) - self.bases
 
 
-class _Laid(NamedTuple):
-    """The pieces of a turn, and int64 [lanes, S], the samples of each source in the lanes up to each in an epoch."""
-
-    pieces: list[_Piece]
-    ends: Int64s
-
-
-class _Section(NamedTuple):
+@dataclass
+class _Section:
     """A lane's section of a source, from ``low / of`` to ``high / of``, in which borders move by ``step / passes`` of a
-    sample from pass to pass, modulo 1."""
+    sample from pass to pass, modulo 1; ``latest`` is what was last looked for."""
 
     low: int
     high: int
     of: int
     step: int
     passes: int
+    latest: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
 
     def before(self, number: int) -> int:
         """Returns the samples that the lane gives of the passes before one."""
-        low, high = (
-            _floor_sum(number, self.of * self.passes, self.step * self.of, end * self.passes)
-            for end in (self.low, self.high)
-        )
-        return high - low
+        until = partial(_floor_sum, number, self.of * self.passes, self.step * self.of)
+        return until(self.high * self.passes) - until(self.low * self.passes)
 
-    def pass_of(self, number: int) -> int:
-        """Returns the pass of the lane's sample with a number."""
-        guess, reach = number * self.of // (self.high - self.low), 1
-        while not self.before(max(0, guess - reach)) <= number < self.before(guess + reach):
-            reach *= 2
-        passes = range(max(0, guess - reach), guess + reach)
-        return passes[bisect.bisect_right(passes, number, key=self.before) - 1]
+    def around(self, number: int) -> tuple[int, int, int, int, int]:
+        """Returns the pass of the lane's sample with a number: the first number in it, the end of them, the pass, its
+        first sample, and the end of its samples."""
+        guess, reach = number * self.of // (self.high - self.low), 0
+        while not self.before(max(0, guess - reach)) <= number < self.before(guess + reach + 1):
+            reach += reach + 1
+        passes = range(max(0, guess - reach), guess + reach + 1)
+        at = passes[bisect.bisect_right(passes, number, 1, key=self.before) - 1]
 
-    def span(self, number: int) -> tuple[int, int]:
-        """Returns the first sample of a pass, and the end of its samples."""
-        moved = self.step * number % self.passes * self.of
+        moved = self.step * at % self.passes * self.of
         low, high = ((end * self.passes + moved) // (self.of * self.passes) for end in (self.low, self.high))
-        return low, high
+        first = self.before(at)
+        self.latest = first, first + high - low, at, low, high
+        return self.latest
 
 
 class MixtureInLanes(MixtureOrder):
@@ -140,65 +130,54 @@ class MixtureInLanes(MixtureOrder):
         self._count = count + 1
         self._row = by_divisors(count)  # the lanes in the order of their sections
         self._sections = np.argsort(self._row)
-        self._turns_laid: Recent[_Laid] = Recent(4)
-        self._window = lanes.window
+        self._turns_laid: Recent[list[_Piece]] = Recent(4)
         self._made: dict[tuple[int, int, int], _Section] = {}
-        self._sizes = [compact_sizes(sizes) for sizes in self.shards]
         return LaneBlocks(count, block)
 
     def placed(self, epoch: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """See :meth:`MixtureOrder.placed`."""
         sources, lanes, numbers = self._dealt_at(epoch, numbers_in(self.samples_in(epoch), positions, "positions"))
-        begun = self.shares.turn(epoch)[0].passes.tolist()
-        ids, passes, bases = np.empty_like(numbers), np.empty_like(numbers), self._starts[sources]
-        drawn = np.full(len(ids), -1, np.intp)
-        sizes: list[int] = []
-        keys: list[bytes] = []
-        groups = sources * self._count + lanes
-        by_group = np.argsort(groups, kind="stable")
-        found, first = np.unique(groups[by_group], return_index=True)
+        found, groups = np.unique(sources * self._count + lanes, return_inverse=True)
+        sections = [self._section(epoch, *divmod(group, self._count)) for group in found.tolist()]
+        rows = np.array([section.latest for section in sections], np.int64)[groups].T
+        while (left := np.flatnonzero((numbers < rows[0]) | (rows[1] <= numbers))).size:
+            own, first, again = np.unique(groups[left], return_index=True, return_inverse=True)
+            at = zip(own.tolist(), numbers[left[first]].tolist(), strict=True)
+            rows[:, left] = np.array([sections[group].around(number) for group, number in at])[again].T
 
-        for group, rows in zip(found.tolist(), np.split(by_group, first[1:]), strict=True):
-            source, lane = divmod(group, self._count)
-            section = self._section(epoch, source, lane)
-            while len(rows):
-                number = section.pass_of(int(numbers[rows].min()))
-                is_here = numbers[rows] < section.before(number + 1)
-                here, rows = rows[is_here], rows[~is_here]
-                start, end = section.span(number)
-                bases[here] += start
-                ids[here] = numbers[here] - section.before(number)
-                passes[here] = at = (begun[source] + number) % PASSES
-                if end - start > self._window:
-                    ids[here] = self._order_in(source, lane, start, end).ids(at, ids[here])
-                    continue
-                drawn[here] = len(keys)  # at once, below
-                sizes.append(end - start)
-                keys.append(self._keys.get((source, lane, at)) or self._section_keys(source, lane, at))
-
-        here, tables = np.flatnonzero(drawn >= 0), np.frombuffer(b"".join(keys), np.uint64).reshape(-1, FEISTEL_ROUNDS)
-        ids[here] = permute_each(ids[here], np.array(sizes, np.int64), tables, drawn[here])
-        return ids + bases, passes
+        begins, _, passes, starts, ends = rows
+        passes = (self.shares.turn(epoch)[0].passes[sources] + passes) % PASSES
+        _, first, groups = np.unique(groups * PASSES + passes, return_index=True, return_inverse=True)
+        each = np.stack([sources, lanes, passes, starts, ends - starts])[:, first]
+        return self._starts[sources] + starts + self._ordered(each, groups, numbers - begins), passes
 
     def positions(self, epoch: int, ids: npt.ArrayLike) -> Int64s:
         """See :meth:`MixtureOrder.positions`."""
         found = numbers_in(self.samples, ids, "sample ids")
         begun = self.shares.turn(epoch)[0].passes.tolist()
         begins, ends = (self._had_in_lanes(epoch, position) for position in (0, self.samples_in(epoch)))
-        sources, places = self.source_of(found), []
+        sources, all_lanes = self.source_of(found), range(self._count)
+        rows: list[tuple[int, ...]] = []
 
         for source, own in zip(sources.tolist(), (found - self._starts[sources]).tolist(), strict=True):
-            for lane in np.flatnonzero(begins[:, source] < ends[:, source]).tolist():
-                section, begin, end = self._section(epoch, source, lane), begins[lane, source], ends[lane, source]
-                if not section.low // section.of <= own <= section.high // section.of:
-                    continue
-                for number in range(section.pass_of(int(begin)), section.pass_of(int(end) - 1) + 1):
-                    start, past = section.span(number)
+            sections = partial(self._section, epoch, source)
+            least = bisect.bisect_left(all_lanes, own, key=lambda each: sections(each).high // sections(each).of)
+            for lane in all_lanes[least:]:
+                section = sections(lane)
+                if section.low // section.of > own:
+                    break
+                number, end = int(begins[lane, source]), int(ends[lane, source])
+                while number < end:
+                    first, number, at, start, past = section.around(number)
                     if start <= own < past:
-                        order, at = self._order_in(source, lane, start, past), (begun[source] + number) % PASSES
-                        at = section.before(number) + int(order.positions(at, [own - start])[0])
-                        places += [self._position(epoch, source, lane, at)] if begin <= at < end else []
-        return np.array(places, np.int64)
+                        at_pass = (begun[source] + at) % PASSES
+                        rows.append((source, lane, at_pass, start, past - start, first, own - start))
+
+        columns = np.array(rows, np.int64).reshape(-1, 7).T
+        numbers = self._ordered(columns[:5], np.arange(len(rows)), columns[6], inverse=True) + columns[5]
+        of, lanes = columns[:2]
+        here = (begins[lanes, of] <= numbers) & (numbers < ends[lanes, of])
+        return self._positions(epoch, of[here], lanes[here], numbers[here])
 
     def _had(self, epoch: int, position: int) -> Int64s:
         """See :meth:`MixtureOrder._had`."""
@@ -221,7 +200,7 @@ class MixtureInLanes(MixtureOrder):
         turns = np.where(is_left, positions - dealt, positions + (rounds - blocks) * block)
         turns += epoch * each[lanes] * shares.is_run
         sources, numbers = np.empty_like(positions), np.empty_like(positions)
-        pieces = self._laid(epoch).pieces
+        pieces = self._laid(epoch)
         at = np.searchsorted([each.start for each in pieces], positions + first, side="right") - 1
         for number in np.unique(at).tolist():
             here, piece = np.flatnonzero(at == number), pieces[number]
@@ -229,29 +208,32 @@ class MixtureInLanes(MixtureOrder):
             numbers[here] = found - piece.bases[lanes[here], sources[here]]
         return sources, lanes, numbers
 
-    def _position(self, epoch: int, source: int, lane: int, number: int) -> int:
-        """Returns the position in an epoch of a lane's sample of a source: the inverse of :meth:`_dealt_at`."""
-        (turn, first), block = self.shares.turn(epoch), self.lanes.block
-        if self.shares.batch is not None:
-            batch, within = divmod(number, block)
-            return (turn.find(source, batch) - first) * self.shares.batch + int(self._row[lane]) * block + within
+    def _positions(self, epoch: int, sources: Int64s, lanes: Int64s, numbers: Int64s) -> Int64s:
+        """Returns the positions in an epoch of samples of lanes, int64 [N]: the inverse of :meth:`_dealt_at`."""
+        (turn, first), block, count = self.shares.turn(epoch), self.lanes.block, self.lanes.count
+        rows: Int64s = np.append(self._row, 0)[lanes]
+        if batch := self.shares.batch:
+            found = turn.find(sources, numbers // block, first, first + self.samples_in(epoch) // batch)
+            return (found - first) * batch + rows * block + numbers % block
 
-        pieces = self._laid(epoch).pieces
-        piece = pieces[bisect.bisect_right(pieces, number, key=lambda each: int(each.had[lane, source])) - 1]
-        place = piece.stretch.find(source, number + int(piece.bases[lane, source]))
-        each = self._each(epoch)
-        own = place - int(piece.starts[lane]) - epoch * int(each[lane]) * self.shares.is_run
-        if lane == self.lanes.count:
-            return int(each[0]) * lane + own
-        rounds, within = divmod(own, block)
-        return (rounds * self.lanes.count + int(self._row[lane])) * block + within
+        each, own = self._each(epoch), np.empty_like(numbers)
+        pieces = self._laid(epoch)
+        at = sum(piece.had[lanes, sources] <= numbers for piece in pieces) - np.ones_like(numbers)
+        for number in np.unique(at).tolist():
+            here, piece = np.flatnonzero(at == number), pieces[number]
+            lane, source = lanes[here], sources[here]
+            low = piece.starts[lane] + epoch * each[lane] * self.shares.is_run
+            found = piece.stretch.find(source, numbers[here] + piece.bases[lane, source], low, low + each[lane])
+            own[here] = found - low
+        rounds, within = np.divmod(own, block)
+        return np.where(lanes == count, int(each[0]) * count + own, (rounds * count + rows) * block + within)
 
-    def _laid(self, epoch: int) -> _Laid:
-        """Returns the lanes in an epoch's turn."""
+    def _laid(self, epoch: int) -> list[_Piece]:
+        """Returns the pieces of an epoch's turn, and one at its end, if it has one."""
         key = 0 if self.shares.is_run else epoch
         return self._turns_laid.get(key, partial(self._newly_laid, key, self.shares.turn(epoch)[0]))
 
-    def _newly_laid(self, epoch: int, turn: Turn) -> _Laid:
+    def _newly_laid(self, epoch: int, turn: Turn) -> list[_Piece]:
         pieces: list[_Piece] = []
         had = np.zeros((self._count, len(self.shares.names)), np.int64)
         later = [*(each.start for each in turn.stretches[1:]), turn.end]
@@ -271,11 +253,12 @@ class MixtureInLanes(MixtureOrder):
                 lengths = self._turns_before(epoch, end) - begun
                 begins = start + np.cumsum(lengths) - lengths
 
-            bases = np.stack([stretch.before(place) for place in begins.tolist()]) - had
+            bases = stretch.before(begins) - had
             pieces.append(_Piece(start, stretch, begins - begun, bases, had))
         if not self.shares.is_run:
-            had = np.cumsum(pieces[-1].counts(self._turns_before(epoch, turn.end)), axis=0)
-        return _Laid(pieces, had)
+            last = pieces[-1]
+            pieces.append(last._replace(start=turn.end, had=last.counts(self._turns_before(epoch, turn.end))))
+        return pieces
 
     def _had_in_lanes(self, epoch: int, position: int) -> Int64s:
         """Returns the samples of each source that each lane has had in the turn before a position of an epoch, int64
@@ -284,9 +267,9 @@ class MixtureInLanes(MixtureOrder):
         if self.shares.batch is not None:
             had = turn.before(first + position // self.shares.batch) * self.lanes.block
             return np.concatenate([np.tile(had, (self.lanes.count, 1)), had[None] * 0])
-        pieces, place = self._laid(epoch).pieces, first + position
-        at = bisect.bisect_right(pieces, place, key=lambda each: each.start) - 1
-        return pieces[at].counts(self._turns_before(epoch, place))
+        pieces, place = self._laid(epoch), first + position
+        piece = pieces[bisect.bisect_right(pieces, place, key=lambda each: each.start) - 1]
+        return piece.had if piece.start == place else piece.counts(self._turns_before(epoch, place))
 
     def _each(self, epoch: int) -> Int64s:
         """Returns the positions of each lane in an epoch, int64 [lanes]."""
@@ -321,34 +304,14 @@ class MixtureInLanes(MixtureOrder):
             length = int(self._each(epoch)[0])
             ends = lane * length, (lane + 1) * length
         else:
-            of, up_to = int(turn.counts[source]), self._laid(epoch).ends[:, source]
-            ends = int(up_to[lane - 1]) if lane else 0, int(up_to[lane])
+            of, had = max(1, int(turn.counts[source])), self._laid(epoch)[-1].had[:, source]
+            ends = int(had[:lane].sum()), int(had[: lane + 1].sum())
         high = of if lane == self.lanes.count else ends[1]
         passes = _MOST if self.shares.is_run else -(-int(turn.counts[source]) * self.shares.unit // size)
         step = int(passes * _STEP) or 1
         while math.gcd(step, passes) > 1:
             step += 1
         return _Section(size * ends[0], size * high, of, step, passes)
-
-    def _section_keys(self, source: int, lane: int, number: int) -> bytes:
-        """Returns the keys of a pass of a section that is one window, see :func:`feeder.order.permutation.permute`."""
-        return self._new_keys((source, lane, number), source_seed(self._seeds[source], str(lane)), number)
-
-    def _order_in(self, source: int, lane: int, start: int, end: int) -> Order:
-        """Returns the order in a section, by its samples in a pass."""
-        return self._orders.get((source, lane, start, end), partial(self._new_order, source, lane, start, end))
-
-    def _new_order(self, source: int, lane: int, start: int, end: int) -> Order:
-        seed = source_seed(self._seeds[source], str(lane))
-        inside: Int64s = np.zeros(0, np.int64)
-        if end - start <= self._window:
-            return Order(end - start, seed, shuffle=True)
-        if self._sizes and len(self._sizes[source]):
-            sizes = self._sizes[source]
-            first, last = sizes.shards_of(np.array([start, end - 1]))
-            ends: Int64s = np.clip(sizes.starts(np.arange(first, last + 2)), start, end)
-            inside = ends[1:] - ends[:-1]
-        return Order(end - start, seed, Window(self._window), inside)
 
 
 def _floor_sum(count: int, of: int, step: int, start: int) -> int:

@@ -6,22 +6,23 @@ the source alone, by the seed of the source: a digest of the mixture's seed and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from feeder.order.mixture_shares import Block, Shares, source_seed
+from feeder.order.lanes import Lanes
+from feeder.order.mixture_shares import Block, Shares, in_rows, source_seed
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
-from feeder.order.random import Stream, numbers_in, philox
+from feeder.order.random import numbers_in
 from feeder.order.recent import Recent
-from feeder.order.sample_order import Order, Shuffle
-from feeder.order.shard_sizes import ShardSizes
-from feeder.system.arrays import Int64s
+from feeder.order.sample_order import Order, ShardTurns, Shuffle, Window, goes_by_shard, window_keys
+from feeder.order.shard_sizes import ShardSizes, compact_sizes
+from feeder.system.arrays import Bools, Int64s, Uint64s
 
 PASSES = 1 << 32
 _KEPT = 64
+_ALL = -1  # in place of a lane or a window: all of the source, or of the section
 
 
 class MixtureOrder(Order):
@@ -46,8 +47,13 @@ class MixtureOrder(Order):
         super().__init__(int(shares.sizes.sum()), seed, shuffle)
         self._starts = np.cumsum(shares.sizes) - shares.sizes
         self._seeds = [source_seed(seed, name) for name in shares.names]
-        self._keys: dict[Hashable, bytes] = {}  # of the permutation of each pass
-        self._orders: Recent[Order] = Recent(len(shares.names) if self.lanes is None else 8 * self.lanes.count)
+        self._sizes = [compact_sizes(sizes) for sizes in shards if goes_by_shard(shuffle)]
+        self._window = shuffle.window if isinstance(shuffle, Lanes) else getattr(shuffle, "samples", 1 << 62)
+        self._at_once = 0 if isinstance(shuffle, Window) else self._window  # samples of a section without shards
+        # Each source, or each lane's section of it, has two passes or windows at a time.
+        most = 2 * len(shares.names) * (self.lanes.count + 1 if self.lanes else 1)
+        self._keys: Recent[bytes] = Recent(most + _KEPT)
+        self._shards: Recent[ShardTurns] = Recent(most)
 
     def with_seed(self, seed: int) -> MixtureOrder:
         """See :meth:`Order.with_seed`."""
@@ -77,7 +83,7 @@ class MixtureOrder(Order):
         numbers = numbers * unit + within
         rounds, places = np.divmod(numbers, self.shares.sizes[sources])
         passes = (turn.passes[sources] + rounds) % PASSES
-        return self._starts[sources] + self._ordered(sources, passes, places), passes
+        return self._starts[sources] + self._in_passes(sources, passes, places), passes
 
     def source_of(self, ids: npt.ArrayLike) -> Int64s:
         """Returns the number of each sample's source, int64 [N]."""
@@ -97,12 +103,11 @@ class MixtureOrder(Order):
         sources, own = sources[rows], (found - self._starts[sources])[rows]
 
         each += begun[sources]
-        numbers = each * sizes[sources]
-        numbers += self._ordered(sources, (turn.passes[sources] + each) % PASSES, own, inverse=True)
+        numbers: Int64s = each * sizes[sources]
+        numbers += self._in_passes(sources, (turn.passes[sources] + each) % PASSES, own, inverse=True)
         here = (numbers >= begin[sources]) & (numbers < end[sources])
-        pairs = zip(sources[here].tolist(), numbers[here].tolist(), strict=True)
-        places = [turn.find(source, number // unit) * unit + number % unit for source, number in pairs]
-        return np.array(places, np.int64) - first * unit
+        found = turn.find(sources[here], numbers[here] // unit, first, first + self.samples_in(epoch) // unit)
+        return (found - first) * unit + numbers[here] % unit
 
     def consumed(self, epoch: int, position: int) -> list[tuple[int, int]]:
         """Returns for each source the samples that the run has had of it before a position, and the passes begun."""
@@ -128,35 +133,81 @@ class MixtureOrder(Order):
             left &= ~here
         return sources, numbers
 
-    def _ordered(self, sources: Int64s, passes: Int64s, places: Int64s, *, inverse: bool = False) -> Int64s:
+    def _in_passes(self, sources: Int64s, passes: Int64s, places: Int64s, *, inverse: bool = False) -> Int64s:
         """Returns the samples at places of passes, int64 [N] each; or their places, if ``inverse``."""
+        pairs, groups = np.unique(sources * PASSES + passes, return_inverse=True)
+        of, at = np.divmod(pairs, PASSES)
+        sections = np.stack([of, np.full_like(of, _ALL), at, np.zeros_like(of), self.shares.sizes[of]])
+        return self._ordered(sections, groups, places, inverse=inverse)
+
+    def _ordered(
+        self, sections: Int64s, groups: npt.NDArray[np.intp], places: Int64s, *, inverse: bool = False
+    ) -> Int64s:
+        """Returns the samples at places of sections in passes, counted from a section's first; or their places.
+
+        Args:
+            sections: int64 [5, G], source, lane (-1: none), pass, first sample and samples of each.
+            groups: intp [N], the section of each place.
+            places: int64 [N].
+            inverse: True for the places of samples.
+        """
         if self.shuffle is False or not len(places):
             return places
-        pairs, groups = np.unique(sources * PASSES + passes, return_inverse=True)
-        if self.shuffle is True:
-            kept = self._keys
-            rows = b"".join([kept.get(pair) or self._pass_keys(pair) for pair in pairs.tolist()])
-            keys = np.frombuffer(rows, np.uint64).reshape(-1, FEISTEL_ROUNDS)
-            return permute_each(places, self.shares.sizes[pairs // PASSES], keys, groups, inverse=inverse)
+        is_split = sections[4] > self._at_once
+        if inverse:
+            places = self._by_shard(sections, is_split, groups, places, inverse=True)
 
-        found = np.empty_like(places)
-        for group, (source, epoch) in enumerate(divmod(pair, PASSES) for pair in pairs.tolist()):
-            order, rows = self._orders.get(source, partial(self._order_of, source)), groups == group
-            found[rows] = (order.positions if inverse else order.ids)(epoch, places[rows])
+        windows = np.where(is_split[groups], places // self._window, 0)
+        most = windows.max() + 1
+        names, rows = np.unique(groups * most + windows, return_inverse=True)
+        of, number = np.divmod(names, most)
+        keys = self._keys_of(np.vstack([sections[:3, of], np.where(is_split[of], number, _ALL)]))
+
+        starts = windows * self._window
+        sizes = np.minimum(self._window, sections[4, of] - number * self._window)
+        places = starts + permute_each(places - starts, sizes, keys, rows, inverse=inverse)
+        return places if inverse else self._by_shard(sections, is_split, groups, places, inverse=False)
+
+    def _by_shard(
+        self, sections: Int64s, is_split: Bools, groups: npt.NDArray[np.intp], places: Int64s, *, inverse: bool
+    ) -> Int64s:
+        """Returns the stored samples at places of those sections whose shards come in turn, or their places."""
+        names = [*map(tuple, sections[:, is_split].T.tolist())]
+        all_turns = self._shards.get_all(names, self._new_turns_of)
+        found: Int64s = places.copy()
+        by_group = np.argsort(groups, kind="stable")
+        ends = np.cumsum(np.bincount(groups, minlength=len(is_split)))
+        for group, turns in zip(np.flatnonzero(is_split).tolist(), all_turns, strict=True):
+            rows = by_group[ends[group - 1] if group else 0 : ends[group]]
+            found[rows] = turns.positions(places[rows]) if inverse else turns.samples(places[rows])
         return found
 
-    def _pass_keys(self, pair: int) -> bytes:
-        """Returns the keys of a pass, as :func:`feeder.order.permutation.permute` draws them."""
-        source, epoch = divmod(pair, PASSES)
-        return self._new_keys(pair, self._seeds[source], epoch)
+    def _new_turns_of(self, sections: Sequence[tuple[int, ...]]) -> Iterable[ShardTurns]:
+        """Returns the shards of sections in their turn in a pass."""
+        sizes = [self._shards_in(source, lane, start, size) for source, lane, _, start, size in sections]
+        counts = np.array([*map(len, sizes)])
+        rows, shards = in_rows(counts)
+        keys = self._keys_of(np.insert(np.array(sections).T[:3], 3, _ALL, axis=0))
+        shards = permute_each(shards, counts, keys, rows)
+        return map(ShardTurns.of, sizes, np.split(shards, np.cumsum(counts)[:-1]))
 
-    def _new_keys(self, pair: Hashable, seed: int, epoch: int) -> bytes:
-        """Keeps the keys of a pass, of which each source, or each lane's section of it, has two at a time."""
-        found = philox(seed, epoch, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0]
-        if len(self._keys) > 2 * len(self._seeds) * (self.lanes.count + 1 if self.lanes else 1) + _KEPT:
-            self._keys.clear()
-        return self._keys.setdefault(pair, found.tobytes())
+    def _shards_in(self, source: int, lane: int, start: int, size: int) -> Int64s:
+        """Returns the samples of each shard of a section, int64 [shards]."""
+        sizes = self._sizes[source] if self._sizes else compact_sizes(())
+        if not len(sizes):
+            return np.array([size])
+        first, last = (0, len(sizes) - 1) if lane == _ALL else sizes.shards_of(np.array([start, start + size - 1]))
+        ends: Int64s = np.clip(sizes.starts(np.arange(first, last + 2)), start, start + size)
+        return ends[1:] - ends[:-1]
 
-    def _order_of(self, source: int) -> Order:
-        shards = self.shards[source] if len(self.shards) else ()
-        return Order(int(self.shares.sizes[source]), self._seeds[source], self.shuffle, shards)
+    def _keys_of(self, names: Int64s) -> Uint64s:
+        """Returns the keys of permutations, uint64 [N, FEISTEL_ROUNDS], by int64 [4, N]: source, lane, pass and window,
+        or -1 for a section's only window, and for its shards."""
+        rows = self._keys.get_all([*map(tuple, names.T.tolist())], self._new_keys)
+        return np.frombuffer(b"".join(rows), np.uint64).reshape(-1, FEISTEL_ROUNDS)
+
+    def _new_keys(self, names: Sequence[tuple[int, ...]]) -> list[bytes]:
+        own = [(self._seeds[source], lane) for source, lane, *_ in names]
+        seeds = np.array([seed if lane == _ALL else source_seed(seed, str(lane)) for seed, lane in own], np.uint64)
+        passes, windows = np.array(names).T[2:]
+        return [row.tobytes() for row in window_keys(seeds, passes, windows)]

@@ -30,19 +30,21 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.permutation import permute
+from feeder.order.permutation import joined, keys_of, permute, permute_each
 from feeder.order.random import Stream, philox, uniform
 from feeder.order.recent import Recent
 from feeder.system.arrays import AnyArray, Float64s, Int64s
 from feeder.system.checks import check_int, check_one_of
 
 BLOCK = 4096
+_AT_ONCE = 32  # blocks that are drawn at a time
 _EPOCHS = 1 << 32
 _TINY = 1e-300
 _MOST = 1 << 50  # float64 counts them, and the times between them
@@ -50,13 +52,10 @@ _STOPS = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement
 
 
 class Block(NamedTuple):
-    """The places of a block: int64 [N] the source of each, the number of its sample among those of the turn, and the
-    places source after source; int64 [S] what leads from a number of each source to the latter."""
+    """The places of a block: the source of each, and the number of its sample among those of the turn, int64 [N]."""
 
     sources: Int64s
     numbers: Int64s
-    by_source: npt.NDArray[np.intp]
-    starts: Int64s
 
 
 class Stretch:
@@ -103,8 +102,7 @@ class Stretch:
         self._phases = uniform(seed, number, np.arange(len(counts)), Stream.MIXTURE, 1)[:, 0]
         self._period = period
         self._in_period = -(-period // BLOCK)
-        self._trees: Recent[_Tree] = Recent(2)  # by the part of an epoch in which all sources go on
-        self._borders: Recent[Int64s] = Recent(8)
+        self._trees: Recent[_Tree] = Recent(8)  # by the part of an epoch in which all sources go on
         self._blocks: Recent[Block] = Recent(8)
 
     def keep(self, blocks: int) -> None:
@@ -113,47 +111,73 @@ class Stretch:
 
     def block(self, position: int) -> tuple[int, Block, int]:
         """Returns the block that has a position of the turn, and the first and the end of its positions."""
-        number = self._at(position)
-        return self._begin(number), self._block(number), self._begin(number + 1)
+        begin, end = self._begins(self._at(np.array([position])) + np.arange(2)).tolist()
+        return begin, self._blocks.get(begin, lambda: self._new_block(begin, end)), end
 
-    def before(self, position: int) -> Int64s:
-        """Returns the samples of each source that the turn has had before a position of it, int64 [S]."""
-        number = self._at(position)
-        found = self.had + self._border(number)
-        if rest := min(position, self.end) - self._begin(number):
-            found = found + np.bincount(self._block(number).sources[:rest], minlength=len(found))
+    def before(self, positions: Int64s) -> Int64s:
+        """Returns the samples of each source that the turn has had before positions of it, int64 [N, S]."""
+        if len(positions) > _AT_ONCE:
+            return np.concatenate([*map(self.before, np.split(positions, range(_AT_ONCE, len(positions), _AT_ONCE)))])
+        begins, ends = (self._begins(self._at(positions) + more) for more in (0, 1))
+        had, counts = self._counted(begins, ends)
+        rests = np.minimum(positions, self.end) - begins
+        rows, places = in_rows(rests)
+        slots = self._permuted(begins, ends, rows, places)
+        borders = np.cumsum(counts, axis=1) + np.arange(len(rests))[:, None] * BLOCK
+        cells = np.searchsorted(borders.ravel(), slots + rows * BLOCK, side="right")
+        return self.had + had + np.bincount(cells, minlength=had.size).reshape(had.shape)
+
+    def find(self, sources: Int64s, numbers: Int64s, low: Int64s, high: Int64s) -> Int64s:
+        """Returns the positions in the turn of samples by their sources and numbers in the turn, int64 [N].
+
+        Args:
+            sources, numbers: int64 [N] each.
+            low, high: int64 [N] each, positions in the turn between which each is.
+        """
+        if len(sources) > _AT_ONCE:
+            pieces = np.split(np.stack([sources, numbers, low, high]), range(_AT_ONCE, len(sources), _AT_ONCE), axis=1)
+            return np.concatenate([self.find(*piece) for piece in pieces])
+        own, all_rows = numbers - self.had[sources], np.arange(len(sources))
+        low, high = self._at(low), self._at(high) + 1
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            is_before = self._first(self._begins(middle) - self.start)[all_rows, sources] <= own
+            low, high = np.where(is_before, middle, low), np.where(is_before, high, middle)
+
+        begins, ends = self._begins(low), self._begins(low + 1)
+        had, counts = self._counted(begins, ends)
+        sizes = counts[all_rows, sources]
+        rows, slots = in_rows(sizes)
+        slots += (np.cumsum(counts, axis=1) - counts)[rows, sources[rows]]
+        places: Int64s = np.sort(self._permuted(begins, ends, rows, slots, inverse=True) + rows * BLOCK) % BLOCK
+        return begins + places[np.cumsum(sizes) - sizes + own - had[all_rows, sources]]
+
+    def _at(self, positions: Int64s) -> Int64s:
+        """Returns the numbers of the blocks that have positions, int64 [N]."""
+        periods = positions // self._period
+        return periods * self._in_period + (positions - periods * self._period) // BLOCK
+
+    def _begins(self, blocks: Int64s) -> Int64s:
+        """Returns the first positions of blocks, int64 [N]."""
+        periods, rests = np.divmod(blocks, self._in_period)
+        found: Int64s = np.minimum(np.maximum(periods * self._period + rests * BLOCK, self.start), self.end)
         return found
 
-    def find(self, source: int, number: int) -> int:
-        """Returns the position in the turn of a source's sample by its number in the turn."""
-        own = number - int(self.had[source])
-        blocks = range(self._at(self.start), self._at(self.end) + 1)
-        at = blocks[bisect.bisect_right(blocks, own, key=lambda block: self._border(block)[source]) - 1]
-        block = self._block(at)
-        return self._begin(at) + int(block.by_source[block.starts[source] + number])
+    def _counted(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+        """Returns the samples of each source before and in blocks, int64 [N, S]."""
+        before, after = np.split(self._first(np.concatenate([begins, ends]) - self.start), 2)
+        return before, after - before
 
-    def _at(self, position: int) -> int:
-        """Returns the number of the block that has a position."""
-        period, rest = divmod(position, self._period)
-        return period * self._in_period + rest // BLOCK
+    def _permuted(self, begins: Int64s, ends: Int64s, rows: Int64s, places: Int64s, *, inverse: bool = False) -> Int64s:
+        """Returns the slots of places in blocks, int64 [N], or places of slots; those of a source stand together."""
+        seeds = joined(philox(0, self._number, begins, Stream.MIXTURE_RUN)[:, :2])
+        keys = keys_of(seeds, np.full(len(begins), self._number))
+        return permute_each(places, ends - begins, keys, rows, inverse=inverse)
 
-    def _begin(self, block: int) -> int:
-        """Returns the first position of a block."""
-        period, rest = divmod(block, self._in_period)
-        return min(max(period * self._period + rest * BLOCK, self.start), self.end)
-
-    def _border(self, block: int) -> Int64s:
-        """Returns the samples of each source before a block, int64 [S]."""
-        return self._borders.get(block, lambda: self._first(self._begin(block) - self.start))
-
-    def _block(self, number: int) -> Block:
-        return self._blocks.get(number, lambda: self._new_block(number))
-
-    def _new_block(self, number: int) -> Block:
-        before = self._border(number)
-        counts = self._border(number + 1) - before
-        places = np.arange(int(counts.sum()))
-        words = philox(0, self._number, [self._begin(number)], Stream.MIXTURE_RUN)[0]
+    def _new_block(self, begin: int, end: int) -> Block:
+        before, counts = (each[0] for each in self._counted(np.array([begin]), np.array([end])))
+        places = np.arange(end - begin)
+        words = philox(0, self._number, [begin], Stream.MIXTURE_RUN)[0]
         slots = permute(places, max(1, len(places)), int(words[0]) << 32 | int(words[1]), self._number)
         sources = np.repeat(np.arange(len(counts)), counts)[slots]
 
@@ -161,16 +185,19 @@ class Stretch:
         starts = np.cumsum(counts) - counts - before - self.had
         numbers = np.empty_like(places)
         numbers[by_source] = places - starts[sources[by_source]]
-        return Block(sources, numbers, by_source, starts)
+        return Block(sources, numbers)
 
-    def _first(self, total: int) -> Int64s:
-        """Returns the samples of each source among the first of the stretch."""
+    def _first(self, totals: Int64s) -> Int64s:
+        """Returns the samples of each source among the first of the stretch, int64 [N, S]."""
         if self._weights is None:
-            return self._trees.get(0, lambda: _Tree(self._counts, self._most, self._phases)).first(total)
-        part = int(np.searchsorted(self._totals, total, side="right"))
-        before, after = (self._until(self._times[at]) for at in (part, min(part + 1, len(self._totals))))
-        tree = self._trees.get(part, lambda: _Tree(after - before, after - before, self._phases))
-        return before + tree.first(total - int(before.sum()))
+            return self._trees.get(0, lambda: _Tree(self._counts, self._most, self._phases)).first(totals)
+        found = np.empty((len(totals), len(self._counts)), np.int64)
+        parts = np.searchsorted(self._totals, totals, side="right")
+        for part in np.unique(parts).tolist():
+            before, after = (self._until(self._times[at]) for at in (part, min(part + 1, len(self._totals))))
+            tree = self._trees.get(part, partial(_Tree, after - before, after - before, self._phases))
+            found[parts == part] = before + tree.first(totals[parts == part] - before.sum())
+        return found
 
     def _until(self, time: float) -> Int64s:
         """Returns the samples of each source until one of them has given all it has, where each comes once."""
@@ -200,7 +227,7 @@ class Turn:
 
     def before(self, position: int) -> Int64s:
         """Returns the samples of each source before a position, int64 [S]."""
-        return self.stretches[self._at(position)].before(position)
+        return self.stretches[self._at(position)].before(np.array([position])).reshape(-1)
 
     def block(self, position: int) -> tuple[int, Block, int]:
         """Returns the block that has a position, and the first and the end of the positions that it has."""
@@ -211,10 +238,15 @@ class Turn:
     def _at(self, position: int) -> int:
         return bisect.bisect_right(self.stretches, position, key=lambda each: each.start) - 1
 
-    def find(self, source: int, number: int) -> int:
-        """Returns the position of a source's sample by its number in the turn."""
-        at = bisect.bisect_right(self.stretches, number, key=lambda each: each.had[source]) - 1
-        return self.stretches[at].find(source, number)
+    def find(self, sources: Int64s, numbers: Int64s, low: int, high: int) -> Int64s:
+        """Returns the positions of samples that are between two, by their sources and numbers, see :class:`Stretch`."""
+        at = sum(each.had[sources] <= numbers for each in self.stretches) - np.ones_like(sources)
+        found = np.empty_like(sources)
+        for number in np.unique(at).tolist():
+            here = at == number
+            ends = (np.full(here.sum(), end) for end in (low, high))
+            found[here] = self.stretches[number].find(sources[here], numbers[here], *ends)
+        return found
 
 
 class _Era(NamedTuple):
@@ -461,7 +493,7 @@ class Shares:
                 had = had if self.is_run else had + counts
                 return Turn(start, passes, before, stretches, position + length, had)
             (end, weights), steps = steps[0], steps[1:]
-            had = stretches[-1].before(end)
+            had = stretches[-1].before(np.array([end]))[0]
             position = end
 
     def _planned(
@@ -552,19 +584,25 @@ class _Tree:
             self._levels.append(_Level(is_leaf, sources, shares, phases[middle], one <= other, sides))
             starts, stops = np.concatenate([starts, middle]), np.concatenate([middle, stops])
 
-    def first(self, total: int) -> Int64s:
-        """Returns the samples of each source among the first of an epoch, int64 [S]."""
-        found = np.zeros(self._sources, np.int64)
-        totals = np.array([total])
+    def first(self, totals: Int64s) -> Int64s:
+        """Returns the samples of each source among the first of an epoch, int64 [N, S]."""
+        found = np.zeros((len(totals), self._sources), np.int64)
+        totals = totals[:, None]
         for level in self._levels:
-            found[level.sources] = totals[level.is_leaf]
-            totals = totals[~level.is_leaf]
+            found[:, level.sources] = totals[:, level.is_leaf]
+            totals = totals[:, ~level.is_leaf]
 
             lighter = np.floor(totals * level.shares + level.phases)
             ones = np.where(level.is_first, lighter, totals - lighter)
             ones = np.clip(ones, totals - level.most[1], level.most[0]).astype(np.int64)
-            totals = np.concatenate([ones, totals - ones])
+            totals = np.concatenate([ones, totals - ones], axis=1)
         return found
+
+
+def in_rows(lengths: Int64s) -> tuple[Int64s, Int64s]:
+    """Returns the row and the number of each entry of rows of these lengths, int64 [N]."""
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    return rows, np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
 
 
 def _numbers(names: Sequence[str], given: Mapping[str, float], what: str) -> Float64s:

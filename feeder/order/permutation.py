@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.order.random import Stream, numbers_in, philox
-from feeder.system.arrays import Int64s, Uint64s
+from feeder.system.arrays import Int64s, Uint32s, Uint64s
 from feeder.system.checks import check_int
 
 FEISTEL_ROUNDS = 12
@@ -47,6 +47,19 @@ def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0, *, inve
     return state.astype(np.int64)
 
 
+def joined(words: Uint32s) -> Uint64s:
+    """Returns the seeds in the last two words of each row, uint64 [N]."""
+    found: Uint64s = np.ascontiguousarray(words[:, :-3:-1]).view(np.uint64)[:, 0]  # the last one is the low one
+    return found
+
+
+def keys_of(seeds: Uint64s, epochs: Int64s) -> Uint64s:
+    """Returns the keys by which :func:`permute` maps, uint64 [N, FEISTEL_ROUNDS], for seeds and epochs, both [N]."""
+    rounds = np.tile(np.arange(FEISTEL_ROUNDS), len(seeds))
+    words = philox(seeds.repeat(FEISTEL_ROUNDS), epochs.repeat(FEISTEL_ROUNDS), rounds, Stream.ORDER)
+    return words.view(np.uint64).reshape(-1, FEISTEL_ROUNDS, 2)[:, :, 0]
+
+
 def permute_each(
     positions: Int64s,
     sizes: Int64s,
@@ -74,7 +87,9 @@ def permute_each(
     while outside.size:
         group = groups[outside]
         low_bits = bits[group] >> np.uint64(1)
-        state[outside] = _feistel(state[outside], low_bits, bits[group] - low_bits, by_round[:, group], inverse)
+        state[outside] = _feistel(
+            state[outside], low_bits, bits[group] - low_bits, by_round.take(group, axis=1), inverse
+        )
         outside = outside[state[outside] >= sizes[group].astype(np.uint64)]
     return state.astype(np.int64)
 

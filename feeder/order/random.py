@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.system.arrays import Float64s, Int64s, Uint32s
+from feeder.system.arrays import Float64s, Int64s, Uint32s, Uint64s
 from feeder.system.checks import check_int
 
 
@@ -38,15 +38,17 @@ _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)[:, None, None]
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)[:, None, None]
 
 
-def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks: int = 1) -> Uint32s:
+def philox(
+    seed: int | Uint64s, epoch: int | Int64s, sample_ids: npt.ArrayLike, stream: int, blocks: int = 1
+) -> Uint32s:
     """Draws counter-based random numbers of 32 bits by Philox4x32-10.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Key: the seed (64 bits). Counter:
     sample id (64 bits), epoch (32 bits), stream (16 bits) and block (16 bits).
 
     Args:
-        seed: 0 to 2**64-1.
-        epoch: 0 to 2**32-1.
+        seed: 0 to 2**64-1, or uint64 [N].
+        epoch: 0 to 2**32-1, or int64 [N].
         sample_ids: non-negative integers [N].
         stream: 0 to 65,535; number of the op that draws.
         blocks: Blocks of four numbers to draw for each sample, 1 to 65,536.
@@ -57,8 +59,9 @@ def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks
     Raises:
         ArgumentError: if a number is outside its range.
     """
-    check_int("seed", seed, 0, (1 << 64) - 1)
-    check_int("epoch", epoch, 0, (1 << 32) - 1)
+    for name, number, bits in (("seed", seed, 64), ("epoch", epoch, 32)):
+        if not isinstance(number, np.ndarray):
+            check_int(name, number, 0, (1 << bits) - 1)
     check_int("stream", stream, 0, (1 << 16) - 1)
     check_int("blocks", blocks, 1, 1 << 16)
 
@@ -67,9 +70,13 @@ def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks
     even = np.empty((2, len(ids), blocks), np.uint64)
     odd = np.empty_like(even)
     even[0], odd[0] = ids & _MASK32, ids >> _SHIFT32
-    even[1], odd[1] = np.uint64(epoch), np.uint64(stream << 16) | np.arange(blocks, dtype=np.uint64)
+    even[1], odd[1] = (
+        np.asarray(epoch, np.uint64).reshape(-1, 1),
+        np.uint64(stream << 16) | np.arange(blocks, dtype=np.uint64),
+    )
 
-    key = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint64)[:, None, None]
+    seeds = np.asarray(seed, np.uint64).reshape(-1, 1)
+    key = np.array([seeds & _MASK32, seeds >> _SHIFT32])
     for _ in range(_ROUNDS):
         product = even * _MULTIPLIERS
         even = (product[::-1] >> _SHIFT32) ^ odd ^ key

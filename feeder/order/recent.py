@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
 
@@ -23,11 +23,16 @@ class Recent(Generic[_T]):
 
     def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Returns the result that is kept under a key, or a new one."""
+        return self.get_all([key], lambda _: [make()])[0]
+
+    def get_all(self, keys: Sequence[Hashable], make: Callable[[Sequence[Any]], Iterable[_T]]) -> list[_T]:
+        """Returns the results that are kept under keys, and new ones for the others, which are made at once."""
         kept = self._kept
-        if key not in kept:
-            # Another dict, as threads may use this one.
-            kept = self._kept = {**dict([*kept.items()][max(0, len(kept) - self._most + 1) :]), key: make()}
-        return kept[key]
+        if missing := [key for key in dict.fromkeys(keys) if key not in kept]:
+            made = dict(zip(missing, make(missing), strict=True))
+            kept = {**kept, **made}  # another dict, as threads may use this one
+            self._kept = dict([*kept.items()][-self._most :])
+        return [kept[key] for key in keys]
 
     def __getstate__(self) -> int:
         return self._most

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.order.lanes import LaneBlocks, LaneOrder, Lanes
-from feeder.order.permutation import FEISTEL_ROUNDS, permute
+from feeder.order.permutation import FEISTEL_ROUNDS, joined, keys_of, permute, permute_each
 from feeder.order.random import Stream, numbers_in, philox
 from feeder.order.recent import Recent
 from feeder.order.shard_sizes import ShardSizes, compact_sizes
-from feeder.system.arrays import Int64s
+from feeder.system.arrays import Int64s, Uint64s
 from feeder.system.checks import check_int
 
 if TYPE_CHECKING:
@@ -70,16 +70,44 @@ def goes_by_shard(shuffle: object) -> TypeIs[Window | Lanes]:
     return isinstance(shuffle, (Window, Lanes))
 
 
-class _Turns(NamedTuple):
-    """The shards of a set in an epoch's order, each int64 [shards].
+class ShardTurns(NamedTuple):
+    """Shards in an order of their own.
 
     Attributes:
-        starts: The first position of each.
-        stored: The first stored sample of each.
+        starts: int64 [shards + 1], the first position of each, and the end.
+        stored: int64 [shards], the first stored sample of each.
     """
 
     starts: Int64s
     stored: Int64s
+
+    @classmethod
+    def of(cls, sizes: Int64s, shards: Int64s) -> ShardTurns:
+        """Returns the turns of shards in this order, by the sizes of all in stored order, int64 [shards] each."""
+        return cls(np.append(0, np.cumsum(sizes[shards])), (np.cumsum(sizes) - sizes)[shards])
+
+    def samples(self, positions: Int64s) -> Int64s:
+        """Returns the stored samples at positions, int64 [N]."""
+        turn = np.searchsorted(self.starts, positions, side="right") - 1
+        return self.stored[turn] + positions - self.starts[turn]
+
+    def positions(self, samples: Int64s) -> Int64s:
+        """Returns the positions of stored samples, int64 [N]."""
+        by_id = np.lexsort((np.diff(self.starts), self.stored))  # an empty shard before its neighbour
+        turn = by_id[np.searchsorted(self.stored[by_id], samples, side="right") - 1]
+        return self.starts[turn] + samples - self.stored[turn]
+
+
+def window_keys(seeds: Uint64s, epochs: Int64s, windows: Int64s) -> Uint64s:
+    """Returns the keys of permutations within windows, uint64 [N, FEISTEL_ROUNDS].
+
+    Args:
+        seeds, epochs: Those of the order, uint64 and int64 [N].
+        windows: int64 [N]; -1 for those of :func:`feeder.order.permutation.permute` itself.
+    """
+    # The window's number is mixed into the seed, so that each window has its own permutation.
+    words = philox(seeds, epochs, np.maximum(windows, 0), Stream.ORDER, FEISTEL_ROUNDS)
+    return keys_of(np.where(windows < 0, seeds, joined(words)), epochs)
 
 
 def in_blocks(shuffle: Shuffle, batch_size: int | None) -> Shuffle:
@@ -110,7 +138,7 @@ class Order:
     shuffle: Shuffle = False
     shard_sizes: Sequence[int] | ShardSizes = ()
     lanes: LaneBlocks | None = field(init=False, repr=False)
-    _turns: Recent[_Turns] = field(init=False, repr=False)
+    _turns: Recent[ShardTurns] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_int("seed", self.seed, 0, (1 << 64) - 1)
@@ -164,9 +192,7 @@ class Order:
         places = self._within_windows(epoch, places, self.shuffle.samples)
         if len(self.shard_sizes) < 2:
             return places
-        starts, stored = self._turns.get(epoch, lambda: self._shards_in_turn(epoch))
-        turn = np.searchsorted(starts, places, side="right") - 1
-        return stored[turn] + places - starts[turn]
+        return self._shards_in_turn(epoch).samples(places)
 
     def placed(self, epoch: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """Returns the sample ids at positions, and the pass of each sample's source in a mixture, else 0: both int64
@@ -193,27 +219,21 @@ class Order:
             return self.lanes.positions(epoch, found)
         assert isinstance(self.shuffle, Window)
         if len(self.shard_sizes) >= 2:
-            starts, stored = self._turns.get(epoch, lambda: self._shards_in_turn(epoch))
-            by_id = np.lexsort((np.diff(starts, append=self.samples), stored))  # an empty shard before its neighbour
-            turn = by_id[np.searchsorted(stored[by_id], found, side="right") - 1]
-            found = starts[turn] + found - stored[turn]
+            found = self._shards_in_turn(epoch).positions(found)
         return self._within_windows(epoch, found, self.shuffle.samples, inverse=True)
 
     def _within_windows(self, epoch: int, places: Int64s, window: int, *, inverse: bool = False) -> Int64s:
         """Shuffles places, int64 [N], within their windows, or puts them back."""
-        number = places // window
-        within = places - number * window
-        for w in np.unique(number):
-            chosen = number == w
-            size = min(window, self.samples - int(w) * window)
-            # The window's number is mixed into the seed, so that each window has its own permutation.
-            words = philox(self.seed, epoch, [int(w)], Stream.ORDER, FEISTEL_ROUNDS)[0, -2:]
-            seed = int(words[0]) << 32 | int(words[1])
-            within[chosen] = permute(within[chosen], size, seed, epoch, inverse=inverse)
-        return number * window + within
+        windows, groups = np.unique(places // window, return_inverse=True)
+        starts = windows * window
+        sizes = np.minimum(window, self.samples - starts)
+        seeds, epochs = np.full(len(windows), self.seed, np.uint64), np.full(len(windows), epoch)
+        keys = window_keys(seeds, epochs, windows)
+        return starts[groups] + permute_each(places - starts[groups], sizes, keys, groups, inverse=inverse)
 
-    def _shards_in_turn(self, epoch: int) -> _Turns:
+    def _shards_in_turn(self, epoch: int) -> ShardTurns:
+        return self._turns.get(epoch, lambda: self._new_turns(epoch))
+
+    def _new_turns(self, epoch: int) -> ShardTurns:
         sizes = np.asarray(self.shard_sizes, np.int64)
-        shards = permute(np.arange(sizes.size), sizes.size, self.seed, epoch)
-        in_turn = sizes[shards]
-        return _Turns(np.cumsum(in_turn) - in_turn, (np.cumsum(sizes) - sizes)[shards])
+        return ShardTurns.of(sizes, permute(np.arange(sizes.size), sizes.size, self.seed, epoch))

@@ -150,6 +150,19 @@ def test_each_pass_has_each_sample_once_and_all_are_found_again(shares: Shares, 
     assert max(had.values()) == 1
 
 
+@pytest.mark.parametrize("shuffle", [True, Window(300), Lanes(4, 100, 16), Lanes(2, 6000, 16)], ids=str)
+@pytest.mark.parametrize("given", [{"stop": stop} for stop in STOPS] + [{"samples": 15_000}], ids=str)
+def test_many_samples_are_found_at_once_in_epochs_of_several_blocks(given: Any, shuffle: Any) -> None:
+    sizes = {"a": 12_000, "b": 4_000, "c": 30}
+    schedule: Any = {0: {"a": 3, "b": 2, "c": 0.1}, 9_000: {"a": 1, "b": 1, "c": 0}, 17_000: {"a": 1, "b": 3, "c": 1}}
+    kind = MixtureInLanes if isinstance(shuffle, Lanes) else MixtureOrder
+    order = kind(Shares.of(sizes, schedule, **given), 4, shuffle, shards_of([*sizes.values()], 70))
+    for epoch in range(2):
+        ids = order.ids(epoch, np.arange(order.samples_in(epoch)))
+        asked = np.arange(0, order.samples, 31)[::-1]
+        assert sorted(order.positions(epoch, asked).tolist()) == np.flatnonzero(ids % 31 == 0).tolist()
+
+
 @pytest.mark.parametrize("given", [{"stop": stop} for stop in STOPS] + [{"repeats": {"b": 5}}], ids=str)
 def test_an_epoch_has_the_samples_that_its_stop_rule_says(given: Any) -> None:
     sizes = {"a": 1000, "b": 300, "c": 3}
