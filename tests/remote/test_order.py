@@ -21,7 +21,9 @@ from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
 from feeder.transforms import BUCKET, Compose, RandomCrop, Resize
 from tests.support.batches import check_same, copied_epoch, sample_ids
+from tests.support.fault_proxy import FaultProxy
 from tests.support.loader_data import write_shards
+from tests.support.processes import wait_until
 from tests.support.remote import Bucket
 from tests.support.remote_sets import end_fetchers, make_set
 
@@ -239,6 +241,46 @@ def test_a_mixture_has_the_batches_of_local_sets_with_one_from_a_store(
         with pytest.raises(ArgumentError, match=r"do not fit its cache of 0.001 GB: give shuffle=feeder.Lanes\(\)"):
             _loader(Mixture({"a": small}), 4)
         loaders[1].close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_fetches_its_shards_of_a_mixture_in_lanes_ahead_and_no_others(
+    fault_proxy: FaultProxy, bucket: Bucket, tmp_path: Path, rank: int
+) -> None:
+    shards = {"a": 16, "b": 8}
+    local = {name: make_set(tmp_path / name, shards=count, first=count) for name, count in shards.items()}
+    for name, folder in local.items():
+        bucket.upload(folder, name)
+
+    def loader_of(paths: dict[str, Any]) -> DataLoader[Any]:
+        sets = {
+            name: ShardDataset(path, Resize((8, 8)), ("index",), cache_dir=tmp_path / "cache")
+            for name, path in paths.items()
+        }
+        mixture = Mixture(sets, {"a": 3, "b": 1}, samples=64)
+        return _loader(mixture, 4, shuffle=Lanes(2, 8), rank=rank, world_size=2, num_workers=0)
+
+    def needed(batches: list[Any]) -> set[str]:
+        """The shards of batches, as "SET/NAME"."""
+        sources = [source for batch in batches for source in batch[3].tolist()]
+        samples = zip(sample_ids(batches), sources, strict=True)
+        return {f"{'ab'[source]}/shard-{index // 4:06d}.tar" for index, source in samples}
+
+    def fetched() -> set[str]:
+        targets = [request.target.split("?")[0] for request in fault_proxy.requests()]
+        return {"/".join(target.split("/")[-2:]) for target in targets if target.endswith(".tar")}
+
+    with end_fetchers(tmp_path):
+        here, there = loader_of(local), loader_of({name: f"{bucket.url}/{name}" for name in local})
+        epochs = [copied_epoch(here), copied_epoch(here)]
+        batches = iter(there)
+        wait_until(lambda: needed(epochs[0][:4]) <= fetched())  # before a batch is asked for
+        check_same(copied_epoch(batches), epochs[0])
+        check_same(copied_epoch(there), epochs[1])
+        there.close()
+    assert fetched() == needed(epochs[0] + epochs[1])
+    halves = {(name[0], int(name[-10:-4]) // (shards[name[0]] // 2)) for name in fetched()}
+    assert halves == {("a", rank), ("b", rank)}
 
 
 def test_a_run_in_a_store_goes_on_with_a_local_copy_and_comes_back(bucket: Bucket, tmp_path: Path) -> None:
