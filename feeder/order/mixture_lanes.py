@@ -136,7 +136,10 @@ class MixtureInLanes(MixtureOrder):
 
     def placed(self, epoch: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """See :meth:`MixtureOrder.placed`."""
-        sources, lanes, numbers = self._dealt_at(epoch, numbers_in(self.samples_in(epoch), positions, "positions"))
+        places = numbers_in(self.samples_in(epoch), positions, "positions")
+        if not len(places):
+            return places, places
+        sources, lanes, numbers = self._dealt_at(epoch, places)
         found, groups = np.unique(sources * self._count + lanes, return_inverse=True)
         sections = [self._section(epoch, *divmod(group, self._count)) for group in found.tolist()]
         rows = np.array([section.latest for section in sections], np.int64)[groups].T

@@ -16,7 +16,7 @@ from feeder.order.mixture_shares import Block, Shares, in_rows, source_seed
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import numbers_in
 from feeder.order.recent import Recent
-from feeder.order.sample_order import Order, ShardTurns, Shuffle, Window, goes_by_shard, window_keys
+from feeder.order.sample_order import Order, ShardTurns, Shuffle, Window, goes_by_shard, sizes_of, window_keys
 from feeder.order.shard_sizes import ShardSizes, compact_sizes
 from feeder.system.arrays import Bools, Int64s, Uint64s
 
@@ -47,13 +47,13 @@ class MixtureOrder(Order):
         super().__init__(int(shares.sizes.sum()), seed, shuffle)
         self._starts = np.cumsum(shares.sizes) - shares.sizes
         self._seeds = [source_seed(seed, name) for name in shares.names]
-        self._sizes = [compact_sizes(sizes) for sizes in shards if goes_by_shard(shuffle)]
+        counts = shares.sizes.tolist()
+        self._sizes = [*map(sizes_of, shards, counts)] if goes_by_shard(shuffle) else []
         self._window = shuffle.window if isinstance(shuffle, Lanes) else getattr(shuffle, "samples", 1 << 62)
         self._at_once = 0 if isinstance(shuffle, Window) else self._window  # samples of a section without shards
-        # Each source, or each lane's section of it, has two passes or windows at a time.
-        most = 2 * len(shares.names) * (self.lanes.count + 1 if self.lanes else 1)
-        self._keys: Recent[bytes] = Recent(most + _KEPT)
-        self._shards: Recent[ShardTurns] = Recent(most)
+        sections = len(shares.names) * (self.lanes.count + 1 if self.lanes else 1)
+        self._keys: Recent[bytes] = Recent(2 * sections + _KEPT)  # of two passes or windows
+        self._shards: Recent[ShardTurns] = Recent(sections)
 
     def with_seed(self, seed: int) -> MixtureOrder:
         """See :meth:`Order.with_seed`."""

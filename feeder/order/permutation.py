@@ -12,6 +12,7 @@ from feeder.system.arrays import Int64s, Uint32s, Uint64s
 from feeder.system.checks import check_int
 
 FEISTEL_ROUNDS = 12
+_AT_ONCE = 1 << 16  # positions, each with a key for each round
 
 
 def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0, *, inverse: bool = False) -> Int64s:
@@ -72,7 +73,7 @@ def permute_each(
 
     Args:
         positions: int64 [N], each in [0, size of its group).
-        sizes: int64 [groups], sizes of the permutations, 1 to 2**52; 0 for a group without positions.
+        sizes: int64 [groups], sizes of the permutations, 1 to 2**62; 0 for a group without positions.
         keys: uint64 [groups, FEISTEL_ROUNDS], random words.
         groups: intp [N], the permutation of each position.
         inverse: True for the inverse permutations.
@@ -80,7 +81,14 @@ def permute_each(
     Returns:
         int64 [N].
     """
-    bits = np.maximum(np.frexp((sizes - 1).astype(np.float64))[1], 2).astype(np.uint64)  # exact below 2**53
+    if len(positions) > _AT_ONCE:
+        parts = (np.split(each, range(_AT_ONCE, len(positions), _AT_ONCE)) for each in (positions, groups))
+        return np.concatenate(
+            [permute_each(some, sizes, keys, own, inverse=inverse) for some, own in zip(*parts, strict=True)]
+        )
+
+    bits = np.frexp((sizes - 1).astype(np.float64))[1]  # from 2**53 on it may be rounded up
+    bits = np.maximum(bits - ((sizes - 1) >> np.maximum(bits - 1, 0) == 0), 2).astype(np.uint64)
 
     state, by_round = positions.astype(np.uint64), np.ascontiguousarray(keys.T)
     outside = np.arange(state.size)

@@ -20,7 +20,7 @@ from feeder.order.lanes import LaneBlocks, LaneOrder, Lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, joined, keys_of, permute, permute_each
 from feeder.order.random import Stream, numbers_in, philox
 from feeder.order.recent import Recent
-from feeder.order.shard_sizes import ShardSizes, compact_sizes
+from feeder.order.shard_sizes import CompactSizes, ShardSizes, compact_sizes
 from feeder.system.arrays import Int64s, Uint64s
 from feeder.system.checks import check_int
 
@@ -98,6 +98,18 @@ class ShardTurns(NamedTuple):
         return self.starts[turn] + samples - self.stored[turn]
 
 
+def sizes_of(shard_sizes: Sequence[int] | ShardSizes, samples: int) -> CompactSizes:
+    """Returns the sizes of shards with so many samples, if they are known.
+
+    Raises:
+        ArgumentError: if they have another number of samples.
+    """
+    sizes = compact_sizes(shard_sizes)
+    if len(sizes) and sizes.samples != samples:
+        raise ArgumentError(f"shard_sizes add up to {sizes.samples}, expected {samples} samples")
+    return sizes
+
+
 def window_keys(seeds: Uint64s, epochs: Int64s, windows: Int64s) -> Uint64s:
     """Returns the keys of permutations within windows, uint64 [N, FEISTEL_ROUNDS].
 
@@ -142,10 +154,7 @@ class Order:
 
     def __post_init__(self) -> None:
         check_int("seed", self.seed, 0, (1 << 64) - 1)
-        sizes = compact_sizes(self.shard_sizes)
-        if len(sizes) and sizes.samples != self.samples:
-            raise ArgumentError(f"shard_sizes add up to {sizes.samples}, expected {self.samples} samples")
-        self.shard_sizes = sizes
+        self.shard_sizes = sizes_of(self.shard_sizes, self.samples)
         self.lanes = self._lanes_by(self.shuffle) if isinstance(self.shuffle, Lanes) and self.samples else None
         self._turns = Recent(2)
 
@@ -224,6 +233,7 @@ class Order:
 
     def _within_windows(self, epoch: int, places: Int64s, window: int, *, inverse: bool = False) -> Int64s:
         """Shuffles places, int64 [N], within their windows, or puts them back."""
+        check_int("epoch", epoch, 0, (1 << 32) - 1)
         windows, groups = np.unique(places // window, return_inverse=True)
         starts = windows * window
         sizes = np.minimum(window, self.samples - starts)

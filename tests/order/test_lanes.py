@@ -165,12 +165,17 @@ def test_the_sizes_of_unequal_shards_are_kept_in_few_bytes(count: int, largest: 
 
 
 def test_many_permutations_at_once_are_those_of_each() -> None:
-    sizes, seeds = np.array([1, 2, 7, 64, 1000]), range(5)
+    """Also where there are more positions than are mapped at a time, and of sizes that no float64 counts."""
+    sizes, seeds = np.array([1, 2, 7, 64, 100_000]), range(5)
     keys = np.stack([philox(s, 2, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0] for s in seeds])
     groups = np.repeat(np.arange(5), sizes)
     found = permute_each(np.concatenate([np.arange(n) for n in sizes]), sizes, keys, groups)
     each = [permute(np.arange(n), int(n), seed, 2) for n, seed in zip(sizes, seeds, strict=True)]
     assert np.array_equal(found, np.concatenate(each))
+    for size in (2**53, 2**60 - 1, 2**62):
+        places = np.array([0, 1, size - 1])
+        found = permute_each(places, np.array([size]), keys[:1], np.zeros(3, np.intp))
+        assert np.array_equal(found, permute(places, size, 0, 2))
 
 
 @pytest.mark.parametrize(("count", "block"), [(8, 16), (12, 5), (1, 3)])

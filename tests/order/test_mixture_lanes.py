@@ -116,6 +116,7 @@ def test_epochs_by_a_stop_rule_are_those_of_the_reference(shares: Shares, data: 
     order = MixtureInLanes(shares, 1, lanes, shards)
     for epoch in range(2):
         assert whole(order, epoch) == reference(order, epoch)
+        assert [each.tolist() for each in order.placed(epoch, [])] == [[], []]
 
 
 @settings(max_examples=30, deadline=None)

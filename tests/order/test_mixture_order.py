@@ -220,6 +220,12 @@ def test_several_blocks_are_those_of_the_reference(stop: Any, changes: Any) -> N
         assert sorted(order.positions(epoch, [5501]).tolist()) == own.tolist()
 
 
+def test_shards_that_are_not_of_a_source_are_refused() -> None:
+    shares = Shares.of({"a": 100, "b": 50}, {0: {"a": 0.5, "b": 0.5}})
+    with pytest.raises(ArgumentError, match="shard_sizes add up to 49, expected 50 samples"):
+        MixtureOrder(shares, 0, Window(10), [[100], [49]])
+
+
 @settings(max_examples=100, deadline=None)
 @given(shares=some_shares(), at=st.integers(0, 400), data=st.data())
 def test_a_change_leaves_all_samples_before_it_as_they_were(shares: Shares, at: int, data: Any) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from feeder.errors import ArgumentError
 from feeder.order.permutation import permute
 from feeder.order.random import philox, uniform
+from feeder.order.sample_order import Order, Window
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,7 @@ def test_uniform_fills_the_unit_interval_without_correlation() -> None:
         lambda: permute([0], 5, -1),
         lambda: permute([0], 5, 0, 2**32),
         lambda: uniform(0, 0, [0], 2**16, 1),
+        lambda: Order(100, 0, Window(10)).ids(2**32, [0]),
     ],
 )
 def test_numbers_out_of_range_are_refused(call) -> None:

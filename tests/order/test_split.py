@@ -186,11 +186,14 @@ def test_recent_results_are_kept_and_stay_behind_in_pickles() -> None:
         return recent.get(key, lambda: made.append(key) or key * 2)
 
     recent: Recent[int] = Recent(2)
-    assert [get(recent, key) for key in (1, 2, 1, 2, 3, 2, 1)] == [2, 4, 2, 4, 6, 4, 2]
-    assert made == [1, 2, 3, 1]
+    others = range(2, 20)
+    assert [get(recent, key) for other in others for key in (1, other)] == [2 * each for o in others for each in (1, o)]
+    assert made == [1, *others]  # what is used stays
+    assert get(recent, 2) == 4
+    assert made[19:] == [2]  # and of the others no more than the latest
     copied = pickle.loads(pickle.dumps(recent))
     assert [get(copied, key) for key in (1, 4, 1)] == [2, 8, 2]
-    assert made[4:] == [1, 4]
+    assert made[20:] == [1, 4]
 
 
 def neighbour_distance(order: Order) -> float:
