@@ -154,6 +154,9 @@ class MixtureOrder(Order):
         if self.shuffle is False or not len(places):
             return places
         is_split = sections[4] > self._at_once
+        if not is_split.any():
+            keys = self._keys_of(np.insert(sections[:3], 3, _ALL, axis=0))
+            return permute_each(places, sections[4], keys, groups, inverse=inverse)
         if inverse:
             places = self._by_shard(sections, is_split, groups, places, inverse=True)
 
