@@ -37,7 +37,7 @@ from feeder.order.random import numbers_in
 from feeder.order.recent import Recent
 from feeder.system.arrays import Int64s
 
-_KEPT = 1 << 16
+_KEPT = 1 << 15  # sections, at least
 _MOST_SOURCES = 100
 _MOST = (1 << 61) - 1  # passes of a run, at most; a prime
 _STEP = (math.sqrt(5) - 1) / 2
@@ -131,7 +131,7 @@ class MixtureInLanes(MixtureOrder):
         self._row = by_divisors(count)  # the lanes in the order of their sections
         self._sections = np.argsort(self._row)
         self._turns_laid: Recent[list[_Piece]] = Recent(4)
-        self._made: dict[tuple[int, int, int], _Section] = {}
+        self._made: Recent[_Section] = Recent(_KEPT)
         return LaneBlocks(count, block)
 
     def placed(self, epoch: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
@@ -291,11 +291,7 @@ class MixtureInLanes(MixtureOrder):
     def _section(self, epoch: int, source: int, lane: int) -> _Section:
         """Returns a lane's section of a source in an epoch."""
         key = 0 if self.shares.is_run else epoch, source, lane
-        if key not in self._made:
-            if len(self._made) > _KEPT:
-                self._made.clear()
-            self._made[key] = self._new_section(epoch, source, lane)
-        return self._made[key]
+        return self._made.get(key, partial(self._new_section, epoch, source, lane))
 
     def _new_section(self, epoch: int, source: int, lane: int) -> _Section:
         turn, size = self.shares.turn(epoch)[0], int(self.shares.sizes[source])

@@ -16,7 +16,16 @@ from feeder.order.mixture_shares import Block, Shares, in_rows, source_seed
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import numbers_in
 from feeder.order.recent import Recent
-from feeder.order.sample_order import Order, ShardTurns, Shuffle, Window, goes_by_shard, sizes_of, window_keys
+from feeder.order.sample_order import (
+    Order,
+    ShardTurns,
+    Shuffle,
+    Window,
+    goes_by_shard,
+    sizes_of,
+    window_keys,
+    within_windows,
+)
 from feeder.order.shard_sizes import ShardSizes, compact_sizes
 from feeder.system.arrays import Bools, Int64s, Uint64s
 
@@ -98,8 +107,7 @@ class MixtureOrder(Order):
         sources = self.source_of(found)
         begun = begin // sizes
         rounds = (-(-end // sizes) - begun)[sources]  # the passes that the epoch has a part of
-        rows = np.repeat(np.arange(len(found)), rounds)
-        each = np.arange(len(rows)) - (np.cumsum(rounds) - rounds)[rows]
+        rows, each = in_rows(rounds)
         sources, own = sources[rows], (found - self._starts[sources])[rows]
 
         each += begun[sources]
@@ -160,15 +168,10 @@ class MixtureOrder(Order):
         if inverse:
             places = self._by_shard(sections, is_split, groups, places, inverse=True)
 
-        windows = np.where(is_split[groups], places // self._window, 0)
-        most = windows.max() + 1
-        names, rows = np.unique(groups * most + windows, return_inverse=True)
-        of, number = np.divmod(names, most)
-        keys = self._keys_of(np.vstack([sections[:3, of], np.where(is_split[of], number, _ALL)]))
+        def keys_of(own: Int64s, windows: Int64s) -> Uint64s:
+            return self._keys_of(np.vstack([sections[:3, own], np.where(is_split[own], windows, _ALL)]))
 
-        starts = windows * self._window
-        sizes = np.minimum(self._window, sections[4, of] - number * self._window)
-        places = starts + permute_each(places - starts, sizes, keys, rows, inverse=inverse)
+        places = within_windows(places, groups, sections[4], self._window, keys_of, inverse=inverse)
         return places if inverse else self._by_shard(sections, is_split, groups, places, inverse=False)
 
     def _by_shard(

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.permutation import joined, keys_of, permute, permute_each
+from feeder.order.permutation import joined, keys_of, permute_each
 from feeder.order.random import Stream, philox, uniform
 from feeder.order.recent import Recent
 from feeder.system.arrays import AnyArray, Float64s, Int64s
@@ -175,10 +175,9 @@ class Stretch:
         return permute_each(places, ends - begins, keys, rows, inverse=inverse)
 
     def _new_block(self, begin: int, end: int) -> Block:
-        before, counts = (each[0] for each in self._counted(np.array([begin]), np.array([end])))
-        places = np.arange(end - begin)
-        words = philox(0, self._number, [begin], Stream.MIXTURE_RUN)[0]
-        slots = permute(places, max(1, len(places)), int(words[0]) << 32 | int(words[1]), self._number)
+        begins, ends, places = np.array([begin]), np.array([end]), np.arange(end - begin)
+        before, counts = (each[0] for each in self._counted(begins, ends))
+        slots = self._permuted(begins, ends, np.zeros_like(places), places)
         sources = np.repeat(np.arange(len(counts)), counts)[slots]
 
         by_source = np.argsort(sources, kind="stable")  # in the source's own order

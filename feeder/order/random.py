@@ -70,10 +70,8 @@ def philox(
     even = np.empty((2, len(ids), blocks), np.uint64)
     odd = np.empty_like(even)
     even[0], odd[0] = ids & _MASK32, ids >> _SHIFT32
-    even[1], odd[1] = (
-        np.asarray(epoch, np.uint64).reshape(-1, 1),
-        np.uint64(stream << 16) | np.arange(blocks, dtype=np.uint64),
-    )
+    even[1] = np.asarray(epoch, np.uint64).reshape(-1, 1)
+    odd[1] = np.uint64(stream << 16) | np.arange(blocks, dtype=np.uint64)
 
     seeds = np.asarray(seed, np.uint64).reshape(-1, 1)
     key = np.array([seeds & _MASK32, seeds >> _SHIFT32])

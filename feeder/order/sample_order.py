@@ -8,7 +8,7 @@ bytes for each shard of the set, and as many for those of an epoch in use, and l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -120,6 +120,36 @@ def window_keys(seeds: Uint64s, epochs: Int64s, windows: Int64s) -> Uint64s:
     # The window's number is mixed into the seed, so that each window has its own permutation.
     words = philox(seeds, epochs, np.maximum(windows, 0), Stream.ORDER, FEISTEL_ROUNDS)
     return keys_of(np.where(windows < 0, seeds, joined(words)), epochs)
+
+
+def within_windows(
+    places: Int64s,
+    groups: npt.NDArray[np.intp],
+    sizes: Int64s,
+    window: int,
+    keys_of: Callable[[Int64s, Int64s], Uint64s],
+    *,
+    inverse: bool = False,
+) -> Int64s:
+    """Shuffles places within the windows of their sections, or puts them back.
+
+    Args:
+        places: int64 [N], each in [0, size of its section).
+        groups: intp [N], the section of each place.
+        sizes: int64 [sections].
+        window: Places in a window; the last one of a section may have less.
+        keys_of: Returns the keys of windows, by the section and the number of each, int64 [W].
+        inverse: True puts them back.
+
+    Returns:
+        int64 [N].
+    """
+    windows = places // window
+    starts, most = windows * window, windows.max() + 1
+    names, rows = np.unique(groups * most + windows, return_inverse=True)
+    own, numbers = np.divmod(names, most)
+    lengths = np.minimum(window, sizes[own] - numbers * window)
+    return starts + permute_each(places - starts, lengths, keys_of(own, numbers), rows, inverse=inverse)
 
 
 def in_blocks(shuffle: Shuffle, batch_size: int | None) -> Shuffle:
@@ -234,12 +264,12 @@ class Order:
     def _within_windows(self, epoch: int, places: Int64s, window: int, *, inverse: bool = False) -> Int64s:
         """Shuffles places, int64 [N], within their windows, or puts them back."""
         check_int("epoch", epoch, 0, (1 << 32) - 1)
-        windows, groups = np.unique(places // window, return_inverse=True)
-        starts = windows * window
-        sizes = np.minimum(window, self.samples - starts)
-        seeds, epochs = np.full(len(windows), self.seed, np.uint64), np.full(len(windows), epoch)
-        keys = window_keys(seeds, epochs, windows)
-        return starts[groups] + permute_each(places - starts[groups], sizes, keys, groups, inverse=inverse)
+
+        def keys_of(_: Int64s, windows: Int64s) -> Uint64s:
+            return window_keys(np.full(len(windows), self.seed, np.uint64), np.full(len(windows), epoch), windows)
+
+        groups, sizes = np.zeros(len(places), np.intp), np.array([self.samples])
+        return within_windows(places, groups, sizes, window, keys_of, inverse=inverse)
 
     def _shards_in_turn(self, epoch: int) -> ShardTurns:
         return self._turns.get(epoch, lambda: self._new_turns(epoch))

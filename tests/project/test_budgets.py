@@ -24,14 +24,14 @@ STATEMENTS = {
     "decoders": 3_459,
     "fields": 343,
     "loader": 7_951,
-    "order": 1_676,
+    "order": 1_673,
     "service": 1_525,
     "shard": 8_199,
     "system": 715,
     "tools": 4_678,
     "transforms": 2_473,
 }
-TOKENS = 452_022
+TOKENS = 451_983
 OWN_PARAMETERS = 15
 DENSE = 17
 
