@@ -11,8 +11,9 @@ import numpy as np
 from torch.utils.data import Dataset, Subset, default_collate
 
 from feeder.dataset.decoding import SampleDecoder
+from feeder.dataset.drawn_fields import CropBox, check_crop_box
 from feeder.dataset.extras import Extra, MemberField, NamedField, arranged
-from feeder.dataset.fields_of import CropBox, check_crop_box, fields_of
+from feeder.dataset.fields_of import fields_of
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import feeder.fields as fields
+from feeder.dataset.drawn_fields import CropBox, ImageSizes, OriginalSize
 from feeder.dataset.extras import Extra, MemberField, NamedField
-from feeder.dataset.fields_of import CropBox, ImageSizes, OriginalSize, fields_of
+from feeder.dataset.fields_of import fields_of
 from feeder.dataset.further_images import FurtherImage
 from feeder.dataset.target_values import TargetValue, ViewsTarget, in_padded_batches, target_values
 from feeder.errors import ArgumentError

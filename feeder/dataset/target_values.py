@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from feeder.dataset.drawn_fields import ImageSizes
 from feeder.dataset.extras import Column, Extra
-from feeder.dataset.fields_of import ImageSizes
 from feeder.dataset.further_images import FurtherImage, further_image
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, check_fields
 from feeder.decoders.targets.annotations import Annotations, decode_boxes, decode_points

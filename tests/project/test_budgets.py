@@ -23,7 +23,7 @@ STATEMENTS = {
     "dataset": 2_741,
     "decoders": 3_459,
     "fields": 343,
-    "loader": 7_951,
+    "loader": 7_949,
     "order": 1_673,
     "service": 1_525,
     "shard": 8_199,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 4_678,
     "transforms": 2_473,
 }
-TOKENS = 451_983
+TOKENS = 452_073
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -24,6 +24,7 @@ from feeder.dataset.extras import Column, arranged, sample_entries
 from feeder.dataset.further_images import by_image, further_recipes, in_order
 from feeder.decoders.tensors import as_samples, as_tensor
 from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.batch_message import Collated, Slot, pack
 from feeder.loader.slots.image_slots import Layout, SlotView
@@ -31,7 +32,6 @@ from feeder.loader.workers.seeding import seeded
 from feeder.transforms import Views
 
 _ALIGN = 64
-_AT_ONCE = 64  # samples, of a batch that is made in one go
 
 
 @dataclass(eq=False, repr=False)
@@ -56,9 +56,8 @@ class CollatedWork(Work):
         """Makes a batch; the view's images are the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
         finished: list[Any] = []
         parts: list[tuple[int, PartReport]] = []
-        rows = len(view.labels)
-        for first in range(0, rows, _AT_ONCE):  # a large batch at once is long without a sign of life
-            made = self._samples(epoch, view, slice(first, min(first + _AT_ONCE, rows)))
+        for first, count in part_rows(len(view.labels), 1):  # a large batch at once is long without a sign of life
+            made = self._samples(epoch, view, slice(first, first + count))
             parts.append((first, super().run(epoch, made, heartbeat)))
             finished += self._finished(made, parts[-1][1])
             del made  # the finished samples are the collate_fn's

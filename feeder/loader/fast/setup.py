@@ -22,8 +22,9 @@ from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batch_sizes import BatchSizes
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
-from feeder.loader.fast.engine import Engine, EngineOptions, part_rows
+from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.mixed_work import MixedWork
+from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, LoaderOptions
 from feeder.loader.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name

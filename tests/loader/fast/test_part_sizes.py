@@ -11,8 +11,8 @@ import pytest
 from feeder.dataset.extras import Column
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.fast import engine
-from feeder.loader.fast.engine import PartSizes, enough_ahead, most_sent_parts, part_rows, sent_part_rows
+from feeder.loader.fast import part_sizes
+from feeder.loader.fast.part_sizes import PartSizes, enough_ahead, most_sent_parts, part_rows, sent_part_rows
 from feeder.loader.options import WorkerOptions
 from feeder.loader.slots.image_slots import Layout
 from feeder.service.part_memory import PART_BYTES
@@ -67,7 +67,7 @@ def test_batches_ahead_are_bounded_by_parts_and_bytes() -> None:
     large = Layout(256, (Column((3, 224, 224), "float32"),))
     small = Layout(256, (Column((3, 32, 32), "uint8"),))
     assert enough_ahead(small, 64, 64, 128) == 128
-    assert enough_ahead(large, 64, 64, 128) == engine.AHEAD_BYTES // large.slot_bytes == 6
+    assert enough_ahead(large, 64, 64, 128) == part_sizes.AHEAD_BYTES // large.slot_bytes == 6
     assert enough_ahead(large, 64, 4, 128) == 33  # two parts for each worker, and the batch that is waited for
     assert enough_ahead(large, 1, 4, 2) == 2
 
@@ -75,7 +75,7 @@ def test_batches_ahead_are_bounded_by_parts_and_bytes() -> None:
 def test_prefetch_factor_means_what_torchs_means_where_it_is_given(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "AHEAD_BYTES", 0)
+    monkeypatch.setattr(part_sizes, "AHEAD_BYTES", 0)
     dataset = ShardDataset(shards, RandomResizedCrop(8))
 
     def slots(**options: Any) -> int:
