@@ -225,7 +225,7 @@ def test_a_cache_that_keeps_half_of_the_set_downloads_the_other_half(url: str, l
     first, *later = np.diff(asked).tolist()
     # On a busy machine the plan may be behind the workers, and some shards come twice.
     assert first < 2 * total
-    assert all(each < 0.9 * total for each in later)
+    assert all(each <= 1.02 * (total - kept_bytes(cache)) for each in later)
 
 
 def test_a_cache_that_is_too_small_for_the_order_is_refused(url: str, cache: Path) -> None:
