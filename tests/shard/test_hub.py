@@ -7,7 +7,9 @@ import json
 import pickle
 import stat
 import tarfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow
@@ -142,6 +144,22 @@ def test_busy_answers_and_expired_links_are_waited_out(hub: HubServer) -> None:
     hub.expired = 3
     assert bytes(store.get("val-000.tar", 512, 1024)) == TARS["data/val-000.tar"][512:1024]
     assert b"".join(store.pieces("val-000.tar", 0, 2048)) == TARS["data/val-000.tar"][:2048]
+
+
+def test_of_many_that_read_a_file_one_asks_where_it_lies(hub: HubServer) -> None:
+    hub.push(TARS)
+    store = open_store("hf://datasets/org/name/data")
+    together = threading.Barrier(8)
+
+    def read(number: int) -> bytes:
+        together.wait()
+        return bytes(store.get("val-000.tar", 512 * number, 512 * (number + 1)))
+
+    for links in (1, 2):
+        with ThreadPoolExecutor(8) as readers:
+            assert b"".join(readers.map(read, range(8))) == TARS["data/val-000.tar"][:4096]
+        assert sum(path.endswith("val-000.tar") for path, _ in hub.asked) == links
+        hub.expired = links
 
 
 def test_a_gated_dataset_gives_its_token_to_the_hub_alone(

@@ -17,6 +17,7 @@ certificate would be another one.
 from __future__ import annotations
 
 import datetime
+import functools
 import ipaddress
 import os
 import ssl
@@ -146,7 +147,13 @@ def _s3(url: Url, options: dict[str, Any], common: dict[str, Any]) -> S3Store:
 
 def tls_context() -> ssl.SSLContext:
     """Returns the settings of Python's own encrypted connections, with the authorities that obstore trusts, too."""
-    context, bundle = ssl.create_default_context(), _authorities()
+    bundle = _authorities()
+    return _tls_context(bundle, os.stat(bundle).st_mtime_ns if bundle else 0)
+
+
+@functools.lru_cache(1)
+def _tls_context(bundle: str | None, _modified_ns: int) -> ssl.SSLContext:
+    context = ssl.create_default_context()  # reads all authorities, in some 20 ms
     if bundle:
         context.load_verify_locations(bundle)
     return context

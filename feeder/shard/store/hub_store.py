@@ -88,10 +88,10 @@ class HubStore(ObjectStore):
         self._refuse_offline(key)
         return super()._place(key)
 
-    def _follow(self, key: str) -> None:
+    def _follow(self, key: str, place: tuple[str, str] | None) -> None:
         if self._local(key) is None:
             self._refuse_offline(key)
-            super()._follow(key)
+            super()._follow(key, place)
 
     def _full(self, key: str) -> str:
         """Returns the path of a file in the repository."""

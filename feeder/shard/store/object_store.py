@@ -43,6 +43,7 @@ _FIRST_ANSWER_S = 20.0
 _REDIRECTS = 5  # in a row
 _FIRST_PAGES = 2  # in place of a first range, after which it is asked for again
 _MOST_CLIENTS = 64
+_MOST_MOVED = 4096
 
 _START_BYTES = 16  # of a page, to show
 _PAGE_ADVICE = "a proxy or a login has answered for the store, or the server has no ranges: serve it by another one"
@@ -81,6 +82,7 @@ class ObjectStore:
         self._clients: dict[tuple[str, bool, float], Client] = {}
         # Objects that a web server redirects, by key: the base URL of the client to ask, and the key for it.
         self._moved: dict[str, tuple[str, str]] = {}
+        self._following = [threading.Lock() for _ in range(_MOST_CLIENTS)]  # objects share them
         self._signed = SignedRanges(allow_http=self._allow_http) if url.scheme == "s3" else None
         self._has_ranges = False  # it is known to answer requests for ranges
         self.has_answered = False
@@ -317,22 +319,32 @@ class ObjectStore:
         base, name = self._moved.get(key, ("", key))
         return self._client(False, base), name
 
-    def _follow(self, key: str) -> None:
-        """Asks a web server where it redirects an object to, which is then asked for there; see Note [Redirects]."""
-        base, name = self._moved.get(key, (base_url(self.url), key))
-        url = f"{base.rstrip('/')}/{urllib.parse.quote(name)}" if name else base
-        found = redirect_of(
-            url,
-            self.url.object(key),
-            allow_http=self._allow_http,
-            allow_private=self._allow_private,
-            request_s=self._request_s,
-            headers=self._headers_for(url),
-        )
-        if found.endswith(f"/{key}") and "?" not in found:  # its client may be the one of others
-            self._moved[key] = found.removesuffix(f"/{key}"), key
-        elif found != url:
-            self._moved[key] = found, ""
+    def _follow(self, key: str, place: tuple[str, str] | None) -> None:
+        """Asks a web server where it redirects an object to, which is then asked for there; see Note [Redirects].
+
+        Args:
+            key: The object.
+            place: Where it was asked for; of all that find the same redirect at once, one follows it.
+        """
+        with self._following[hash(key) % len(self._following)]:
+            if self._moved.get(key) != place:
+                return
+            base, name = place or (base_url(self.url), key)
+            url = f"{base.rstrip('/')}/{urllib.parse.quote(name)}" if name else base
+            found = redirect_of(
+                url,
+                self.url.object(key),
+                allow_http=self._allow_http,
+                allow_private=self._allow_private,
+                request_s=self._request_s,
+                headers=self._headers_for(url),
+            )
+            if len(self._moved) >= _MOST_MOVED:
+                self._moved.clear()
+            if found.endswith(f"/{key}") and "?" not in found:  # its client may be the one of others
+                self._moved[key] = found.removesuffix(f"/{key}"), key
+            elif found != url:
+                self._moved[key] = found, ""
 
     @property
     def _request_s(self) -> float:
@@ -348,12 +360,14 @@ class ObjectStore:
         began = time.monotonic()
         attempt = redirects = 0
         is_refreshed = is_redirected = False
+        place: tuple[str, str] | None = None
         while True:
             clients = self._clients
             wait_s = 0.0
             try:
                 if is_redirected or (self._redirects_all and key not in self._moved):
-                    self._follow(key)
+                    self._follow(key, place)
+                place = self._moved.get(key)
                 result = request()
                 self.has_answered = True
                 return result
@@ -370,7 +384,10 @@ class ObjectStore:
                 redirects += 1
                 continue
             # It may redirect to another place by now, as signatures of places expire.
-            was_moved = self._moved.pop(key, None) is not None
+            was_moved = place is not None
+            if was_moved and self._moved.get(key) == place:
+                self._moved.pop(key, None)
+            place = None
             if is_redirected:
                 fault = Fault(FaultKind.FINAL, "the store redirects without end")
             if (
