@@ -709,7 +709,29 @@ def unfilter_png(rows: _Buffer, out: npt.NDArray[np.uint8], pixel_bytes: int = 1
     """
 
 def uniform(seed: int, epoch: int, keys: npt.NDArray[np.int64], stream: int, count: int) -> npt.NDArray[np.float64]:
-    """Draws uniform numbers, float64 [N, count], as :func:`feeder.order.random.uniform` does."""
+    """Draws uniform numbers, float64 [N, count], see :func:`feeder.order.random.uniform`."""
+
+def philox(
+    seeds: npt.NDArray[np.uint64],
+    epochs: npt.NDArray[np.uint32],
+    keys: npt.NDArray[np.uint64],
+    stream: int,
+    blocks: int,
+) -> npt.NDArray[np.uint32]:
+    """Draws words, uint32 [N, 4 * blocks], see :func:`feeder.order.random.philox`; seeds and epochs are [1] or [N]."""
+
+def permute(
+    positions: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    keys: npt.NDArray[np.uint64],
+    groups: npt.NDArray[np.intp],
+    inverse: bool,
+) -> npt.NDArray[np.int64]:
+    """Maps positions by keyed permutations, int64 [N], see :func:`feeder.order.permutation.permute_each`.
+
+    Raises:
+        ValueError: for a position outside its group's size, or arrays whose lengths do not fit.
+    """
 
 class BaseOps:
     """The ops of a recipe's base path, in order, for their draws.

@@ -31,13 +31,6 @@ class Stream:
     MIXTURE_RUN = 65_524
 
 
-_MASK32 = np.uint64(0xFFFFFFFF)
-_SHIFT32 = np.uint64(32)
-_ROUNDS = 10
-_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)[:, None, None]
-_WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)[:, None, None]
-
-
 def philox(
     seed: int | Uint64s, epoch: int | Int64s, sample_ids: npt.ArrayLike, stream: int, blocks: int = 1
 ) -> Uint32s:
@@ -65,24 +58,10 @@ def philox(
     check_int("stream", stream, 0, (1 << 16) - 1)
     check_int("blocks", blocks, 1, 1 << 16)
 
-    ids = np.asarray(sample_ids).astype(np.uint64)[:, None]
-    # Words 0 and 2 of the counter share an array, and so do words 1 and 3, which halves the calls to numpy.
-    even = np.empty((2, len(ids), blocks), np.uint64)
-    odd = np.empty_like(even)
-    even[0], odd[0] = ids & _MASK32, ids >> _SHIFT32
-    even[1] = np.asarray(epoch, np.uint64).reshape(-1, 1)
-    odd[1] = np.uint64(stream << 16) | np.arange(blocks, dtype=np.uint64)
+    from feeder import _native
 
-    seeds = np.asarray(seed, np.uint64).reshape(-1, 1)
-    key = np.array([seeds & _MASK32, seeds >> _SHIFT32])
-    for _ in range(_ROUNDS):
-        product = even * _MULTIPLIERS
-        even = (product[::-1] >> _SHIFT32) ^ odd ^ key
-        odd = product[::-1] & _MASK32
-        key = (key + _WEYL) & _MASK32
-
-    words = np.stack([even[0], odd[0], even[1], odd[1]], axis=-1).astype(np.uint32)
-    return words.reshape(len(ids), 4 * blocks)
+    seeds, epochs = np.asarray(seed, np.uint64).reshape(-1), np.asarray(epoch).astype(np.uint32).reshape(-1)
+    return _native.philox(seeds, epochs, np.asarray(sample_ids).astype(np.uint64), stream, blocks)
 
 
 def uniform(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, count: int) -> Float64s:
@@ -101,10 +80,11 @@ def uniform(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, count
     Raises:
         ArgumentError: if a number is outside its range.
     """
-    words = philox(seed, epoch, sample_ids, stream, max(1, -(-count // 2))).astype(np.uint64)
-    bits = (words[:, 0::2] << _SHIFT32 | words[:, 1::2]) >> np.uint64(11)
-    unit: Float64s = bits[:, :count].astype(np.float64) * 2.0**-53
-    return unit
+    from feeder import _native
+
+    for name, number, most in (("seed", seed, 2**64), ("epoch", epoch, 2**32), ("stream", stream, 2**16)):
+        check_int(name, number, 0, most - 1)
+    return _native.uniform(seed, epoch, np.asarray(sample_ids, np.int64), stream, count)
 
 
 def numbers_in(end: int, numbers: npt.ArrayLike, what: str) -> Int64s:

@@ -7,18 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
-from feeder.order.random import philox
+from feeder.order.random import philox, uniform
 from feeder.system.arrays import AnyArray, Float64s, Int64s, Uint64s
 from feeder.transforms.arguments import BASE_FILTERS, DRAWN, check_probability
 from feeder.transforms.sizes import VariableSize
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-try:
-    from feeder._native import uniform  # the same numbers, about ten times as fast
-except ImportError:
-    from feeder.order.random import uniform  # type: ignore[assignment]
 
 IntArray = Int64s
 FloatArray = Float64s

@@ -33,6 +33,7 @@ NB_MODULE(_native, module) {
     feeder::bind::add_packed(module);
     feeder::bind::add_png(module);
     feeder::bind::add_mask(module);
+    feeder::bind::add_order(module);
     feeder::bind::add_shard_rows(module);
     feeder::bind::add_part(module);
     feeder::bind::add_augment(module);

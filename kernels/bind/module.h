@@ -22,6 +22,7 @@ void add_shard_rows(nanobind::module_& module);
 void add_part(nanobind::module_& module);
 void add_png(nanobind::module_& module);
 void add_mask(nanobind::module_& module);
+void add_order(nanobind::module_& module);
 void add_cuda(nanobind::module_& module);
 void add_augment(nanobind::module_& module);
 

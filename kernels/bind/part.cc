@@ -364,7 +364,7 @@ class Runner {
 
 void add_part(nb::module_& module) {
     module.def("uniform", &uniform, "seed"_a, "epoch"_a, "keys"_a, "stream"_a, "count"_a,
-               "Draws uniform numbers, float64 [N, count], as feeder.order.random.uniform() does.");
+               "Draws uniform numbers, float64 [N, count], see feeder.order.random.uniform().");
     nb::class_<BaseOps>(module, "BaseOps", "The ops of a recipe's base path, for their draws.")
         .def(nb::init<>())
         .def("add_random_resized_crop", &BaseOps::add_random_resized_crop, "stream"_a, "height"_a, "width"_a, "scale"_a,

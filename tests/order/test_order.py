@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeder.errors import ArgumentError
-from feeder.order.permutation import permute
+from feeder.order.permutation import FEISTEL_ROUNDS, permute, permute_each
 from feeder.order.random import philox, uniform
 from feeder.order.sample_order import Order, Window
 
@@ -60,6 +60,16 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     base = permute(np.arange(1000), 1000, 1, 0)
     for seed, epoch in [(1, 1), (2, 0), (2**63, 0)]:
         assert np.mean(base == permute(np.arange(1000), 1000, seed, epoch)) < 0.02
+
+
+def test_the_kernel_takes_no_position_outside_its_group() -> None:
+    # It would walk without end.
+    keys = np.zeros((2, FEISTEL_ROUNDS), np.uint64)
+    for positions, groups in (([5], [0]), ([-1], [0]), ([0], [2]), ([0], [-1]), ([0, 1], [0])):
+        with pytest.raises(ValueError, match="position"):
+            permute_each(np.array(positions), np.array([5, 9]), keys, np.array(groups))
+    with pytest.raises(ValueError, match="keys"):
+        permute_each(np.array([0]), np.array([5]), keys, np.array([0]))
 
 
 def test_the_order_of_a_seed_never_changes() -> None:

@@ -24,14 +24,14 @@ STATEMENTS = {
     "decoders": 3_459,
     "fields": 343,
     "loader": 7_949,
-    "order": 1_673,
+    "order": 1_616,
     "service": 1_525,
-    "shard": 8_199,
+    "shard": 8_213,
     "system": 715,
     "tools": 4_678,
-    "transforms": 2_473,
+    "transforms": 2_472,
 }
-TOKENS = 452_073
+TOKENS = 451_463
 OWN_PARAMETERS = 15
 DENSE = 17
 

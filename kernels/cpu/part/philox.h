@@ -6,6 +6,23 @@
 
 namespace feeder {
 
+// Four words of a key (64 bits: the sample), an epoch, a stream and a block of these.
+inline void philox(uint64_t seed, uint32_t epoch, uint64_t key, uint32_t stream, uint32_t block, uint32_t words[4]) {
+    uint32_t c0 = static_cast<uint32_t>(key), c1 = static_cast<uint32_t>(key >> 32), c2 = epoch;
+    uint32_t c3 = stream << 16 | block;
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t a = uint64_t{0xD2511F53} * c0, b = uint64_t{0xCD9E8D57} * c2;
+        c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
+        c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+        c1 = static_cast<uint32_t>(b);
+        c3 = static_cast<uint32_t>(a);
+        k0 += 0x9E3779B9;
+        k1 += 0xBB67AE85;
+    }
+    words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
+}
+
 // Uniform numbers in [0, 1) with 53 random bits each, of one op for one sample. Number k never depends on how many are
 // drawn.
 class Uniforms {
@@ -21,19 +38,7 @@ class Uniforms {
 
   private:
     void draw(uint32_t block) {
-        uint32_t c0 = static_cast<uint32_t>(key_), c1 = static_cast<uint32_t>(key_ >> 32), c2 = epoch_;
-        uint32_t c3 = stream_ << 16 | block;
-        uint32_t k0 = static_cast<uint32_t>(seed_), k1 = static_cast<uint32_t>(seed_ >> 32);
-        for (int round = 0; round < 10; ++round) {
-            const uint64_t a = uint64_t{0xD2511F53} * c0, b = uint64_t{0xCD9E8D57} * c2;
-            c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
-            c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
-            c1 = static_cast<uint32_t>(b);
-            c3 = static_cast<uint32_t>(a);
-            k0 += 0x9E3779B9;
-            k1 += 0xBB67AE85;
-        }
-        words_[0] = c0, words_[1] = c1, words_[2] = c2, words_[3] = c3;
+        philox(seed_, epoch_, key_, stream_, block, words_);
         block_ = block;
     }
 
