@@ -15,6 +15,7 @@ from feeder.dataset.stored_folder import open_stored_folder
 from feeder.dataset.target_values import target_values
 from feeder.shard.cache.cache_mirror import FetchOptions
 from feeder.shard.cache.listed_files import LISTING
+from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.shard.store.url import is_remote
 from feeder.transforms import recipe_or_views
@@ -29,9 +30,9 @@ class FolderDataset(FeederDataset):
     are judged by their first bytes.
 
     Args:
-        path: The folder; or its URL in an object store, ``s3://bucket/images``, ``gs://`` or ``az://``. It is listed
-            once for all that open it within a minute, and images come whole into a cache, many at a time, when their
-            batches are made. What lacks an image's extension is left out there, unread.
+        path: The folder; or its URL in an object store, ``s3://bucket/images``, ``gs://``, ``az://`` or ``hf://``. It
+            is listed once for all that open it within a minute, and images come whole into a cache, many at a time,
+            when their batches are made. What lacks an image's extension is left out there, unread.
         transform: A recipe of :mod:`feeder.transforms`, torchvision's ``Compose``, or None for the image as it is.
         fields: Further fields of each sample: "key" (the path relative to the folder), "path", "index", "width",
             "height", "orientation", or a file beside the image, by what follows the image's name without its extension:
@@ -67,6 +68,8 @@ class FolderDataset(FeederDataset):
         exif, recipe = applies_exif(exif_orientation), recipe_or_views(transform)
         moved = target_values(targets, recipe, exif=exif)
         names = tuple(each.name for each in moved)
+        if place.startswith("hf://"):
+            place = str(open_store(place).url)  # at a commit, whose files never change
         if is_remote(place):
             options = FetchOptions(place, LISTING, cache_bytes=cache_bytes, allow_http=allow_http, timeout_s=timeout)
             reader: FolderReader = open_stored_folder(options, cache_dir, exif=exif, targets=names)

@@ -185,16 +185,20 @@ def fsync_folder(path: str) -> None:
 
 
 @contextlib.contextmanager
-def exclusive_lock(path: str) -> Iterator[None]:
+def exclusive_lock(path: str, *, waits: bool = False) -> Iterator[None]:
     """Holds a lock file; the kernel releases the lock when the process ends, even if it is killed.
 
+    Args:
+        path: The file, made if need be; whoever waits for it never removes it.
+        waits: True to wait for another process that holds it.
+
     Raises:
-        LockedError: if another process holds it.
+        LockedError: if another process holds it, without ``waits``.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 raise FileNotFoundError  # its holder has just removed it, and another process may have locked a new one
         except OSError:

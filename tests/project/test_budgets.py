@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_741,
+    "dataset": 2_743,
     "decoders": 3_459,
     "fields": 343,
     "loader": 7_949,
     "order": 1_616,
     "service": 1_525,
-    "shard": 8_213,
+    "shard": 8_228,
     "system": 715,
     "tools": 4_678,
     "transforms": 2_472,
 }
-TOKENS = 451_463
+TOKENS = 451_720
 OWN_PARAMETERS = 15
 DENSE = 17
 

@@ -8,6 +8,7 @@ import pickle
 import stat
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 
 import feeder
 from feeder import transforms as T
@@ -130,6 +132,7 @@ def test_of_several_processes_one_makes_the_index(hub: HubServer) -> None:
     commit = hub.push(TARS)
     url = f"hf://datasets/org/name@{commit}/data"
     assert run_ranks(_OPEN, [url] * 3) == [12] * 3
+    assert sum("blobs" in path for path, _ in hub.asked) == 1
     before = len(hub.fetched)
     assert len(feeder.ShardDataset(url, RECIPE)) == 12
     assert len(hub.fetched) == before
@@ -237,7 +240,12 @@ def test_offline_the_hubs_own_cache_serves(hub: HubServer, tmp_path: Path, monke
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf/hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf/hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # of the process that fetches
     assert read()[0] == TARS["data/val-000.tar"][:512]
+    assert _labels("hf://datasets/org/name/data") == [k % 3 for k in range(8, 12)]
+    with pytest.raises(StoreError, match="download it before, by `hf download --repo-type dataset org/name`"):
+        feeder.ShardDataset(f"hf://datasets/org/name@{'0' * 40}/data", RECIPE)
     assert hub.asked == []
 
 
@@ -291,13 +299,38 @@ def test_an_index_is_made_on_request(hub: HubServer) -> None:
         index_tars("hf://datasets/org/name/data", "index.bin")
 
 
-def test_a_wait_that_is_asked_for_ends_with_the_stores_patience(hub: HubServer) -> None:
+def test_a_wait_that_is_asked_for_and_is_longer_than_the_patience_is_an_error(hub: HubServer) -> None:
     hub.push(TARS)
     store = open_store("hf://datasets/org/name/data", timeout=600)
     assert store.size("val-000.tar").size_bytes == len(TARS["data/val-000.tar"])
     hub.busy, hub.retry_after = 1000, 10**6
     with pytest.raises(StoreError, match="it asks to wait for 1000000 s"):
         store.get("val-000.tar", 0, 512)
+
+
+def test_a_busy_hub_is_asked_again_when_it_says(hub: HubServer) -> None:
+    hub.push(TARS)
+    store = open_store("hf://datasets/org/name/data", timeout=600)
+    hub.busy, hub.retry_after = 1, 1
+    began = time.monotonic()
+    assert bytes(store.get("val-000.tar", 0, 512)) == TARS["data/val-000.tar"][:512]
+    assert time.monotonic() - began >= 1
+    assert store.has_answered
+
+
+def test_a_folder_of_images_is_that_of_its_commit(hub: HubServer) -> None:
+    images = {f"images/{name}/{k}.png": encode(pixels(k), "PNG") for name in ("a", "b") for k in range(3)}
+    hub.push(images)
+    dataset = feeder.FolderDataset("hf://datasets/org/name/images", RECIPE)
+    before = [dataset[k][0] for k in range(6)]
+    assert dataset.classes == ["a", "b"]
+
+    changed = {**images, "images/a/0.png": images["images/a/1.png"], "images/a/1.png": images["images/a/0.png"]}
+    hub.push(changed)
+    again = feeder.FolderDataset("hf://datasets/org/name/images", RECIPE)
+    after = [again[k][0] for k in range(6)]
+    assert all(torch.equal(after[k], before[found]) for k, found in enumerate((1, 0, 2, 3, 4, 5)))
+    assert torch.equal(dataset[0][0], before[0])
 
 
 def test_the_example_of_the_docs_runs(hub: HubServer) -> None:

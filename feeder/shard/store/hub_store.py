@@ -23,7 +23,7 @@ from feeder.shard.store.fault import Fault
 from feeder.shard.store.object_store import ObjectStore
 from feeder.shard.store.store import Entry, hub_folder
 from feeder.shard.store.url import Url
-from feeder.system.files import atomic_file
+from feeder.system.files import atomic_file, exclusive_lock
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
@@ -109,29 +109,44 @@ class HubStore(ObjectStore):
         return found if isinstance(found, str) else None
 
     def _listing(self) -> dict[str, int]:
-        """Returns the size of each file of the commit by its path; asks for them once a machine."""
+        """Returns the size of each file of the commit by its path; asks for them once a machine. Offline they are those
+        of the hub's own cache, unless it was asked before."""
+        path = os.path.join(self._made, "listing.json")
+        if self._sizes is None and self._is_offline and not os.path.exists(path):
+            self._sizes = self._downloaded()
         if self._sizes is None:
-            path = os.path.join(self._made, "listing.json")
-            if not os.path.exists(path):
-                found = self._ask(self._commit, {"blobs": "true"})["siblings"]
-                os.makedirs(self._made, mode=0o700, exist_ok=True)
-                with atomic_file(path) as file:
-                    file.write(json.dumps({each["rfilename"]: each["size"] for each in found}).encode())
+            os.makedirs(self._made, mode=0o700, exist_ok=True)
+            with exclusive_lock(f"{path}.lock", waits=True):
+                if not os.path.exists(path):
+                    found = self._ask(self._commit, {"blobs": "true"})["siblings"]
+                    with atomic_file(path) as file:
+                        file.write(json.dumps({each["rfilename"]: each["size"] for each in found}).encode())
             with open(path, "rb") as file:
                 self._sizes = json.load(file)
         return self._sizes
+
+    def _downloaded(self) -> dict[str, int]:
+        """Returns the size of each file of the commit that is in the hub's own cache, by its path."""
+        folder = os.path.join(self._hub_cache, "snapshots", self._commit)
+        files = [os.path.join(where, name) for where, _, names in os.walk(folder) for name in names]
+        if not files:
+            self._refuse_offline("")
+        return {os.path.relpath(file, folder): os.path.getsize(file) for file in files}
+
+    @property
+    def _hub_cache(self) -> str:
+        """The folder of the repository in the hub's own cache."""
+        from huggingface_hub import constants
+        from huggingface_hub.file_download import repo_folder_name
+
+        return os.path.join(constants.HF_HUB_CACHE, repo_folder_name(repo_id=self._repository, repo_type="dataset"))
 
     def _resolved(self, revision: str) -> str:
         """Returns the commit of a branch or a tag; offline that of the hub's cache."""
         if not self._is_offline:
             return str(self._ask(revision, {})["sha"])
-
-        from huggingface_hub import constants
-        from huggingface_hub.file_download import repo_folder_name
-
-        folder = repo_folder_name(repo_id=self._repository, repo_type="dataset")
         try:
-            with open(os.path.join(constants.HF_HUB_CACHE, folder, "refs", revision), encoding="ascii") as file:
+            with open(os.path.join(self._hub_cache, "refs", revision), encoding="ascii") as file:
                 return file.read().strip()
         except OSError:
             raise NotFoundError(

@@ -372,12 +372,10 @@ class ObjectStore:
                 self.has_answered = True
                 return result
             except (BaseError, OSError, ValueError) as error:
-                is_short = isinstance(error, ConnectionError)
-                wait_s = error.seconds if isinstance(error, BusyError) else 0.0
-                fault = Fault(FaultKind.TRANSIENT, str(error)) if is_short else fault_of(error, self.url.scheme)
-                if isinstance(error, _PageError):  # a proxy's, which may pass, unless no range has ever come
-                    may_pass = self._has_ranges or attempt < _FIRST_PAGES
-                    fault = Fault(FaultKind.TRANSIENT if may_pass else FaultKind.FINAL, str(error), _PAGE_ADVICE)
+                fault = self._fault(error, attempt)
+                if isinstance(error, BusyError):
+                    self.has_answered = True
+                    wait_s = error.seconds
             attempt += 1
             is_redirected = self._is_web and fault.kind is FaultKind.REDIRECT
             if is_redirected and redirects < _REDIRECTS:
@@ -404,18 +402,34 @@ class ObjectStore:
             elif not is_wanted():
                 raise StoreError(f"{self.url.object(key)}: {fault.reason}; nobody needs it any more")
             else:
-                patience_s = self.timeout if self.has_answered else min(self.timeout, _FIRST_ANSWER_S)
-                waited_s = time.monotonic() - began
-                if waited_s >= patience_s:
-                    raise StoreError(
-                        f"{self.url.object(key)}: no answer for {waited_s:.0f} s, in {attempt} attempts; the last: "
-                        f"{fault.reason}. Check the network and the store, then run again"
-                    )
                 redirects = 0
-                pause_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt - 1, 10))
-                time.sleep(min(wait_s, patience_s - waited_s) or pause_s * random.uniform(0.5, 1))
+                self._pause(key, fault, attempt, time.monotonic() - began, wait_s)
             with self._lock:
                 self.retries += 1
+
+    def _fault(self, error: Exception, attempt: int) -> Fault:
+        """Returns what an error says, after so many attempts before it."""
+        if isinstance(error, _PageError):  # a proxy's, which may pass, unless no range has ever come
+            may_pass = self._has_ranges or attempt < _FIRST_PAGES
+            return Fault(FaultKind.TRANSIENT if may_pass else FaultKind.FINAL, str(error), _PAGE_ADVICE)
+        if isinstance(error, ConnectionError):
+            return Fault(FaultKind.TRANSIENT, str(error))
+        return fault_of(error, self.url.scheme)
+
+    def _pause(self, key: str, fault: Fault, attempt: int, waited_s: float, wait_s: float) -> None:
+        """Waits before the next attempt, for as long as the server asks for, or else longer after each attempt.
+
+        Raises:
+            StoreError: if the patience with the store would be at its end by then.
+        """
+        patience_s = self.timeout if self.has_answered else min(self.timeout, _FIRST_ANSWER_S)
+        if waited_s + wait_s >= patience_s:
+            raise StoreError(
+                f"{self.url.object(key)}: no answer for {waited_s:.0f} s, in {attempt} attempts; the last: "
+                f"{fault.reason}. Check the network and the store, then run again"
+            )
+        pause_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt - 1, 10))
+        time.sleep(wait_s or pause_s * random.uniform(0.5, 1))
 
     def _error(self, key: str, fault: Fault) -> StoreError:
         if fault.kind is FaultKind.CONDITION:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -30,6 +29,7 @@ from feeder.shard.write.encode import EncodeOptions, Encoder
 from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import index_path, own_suffix, write_set
 from feeder.shard.write.shard_writer import add_row
+from feeder.system.files import exclusive_lock
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
@@ -142,8 +142,7 @@ def _index_hub(tars: Url, image_field: str | None, columns: ManifestColumns | No
     folder = os.path.join(hub_folder(place), place.repository()[2])
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, name)
-    with open(f"{path}.lock", "wb") as lock, tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with exclusive_lock(f"{path}.lock", waits=True), tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
         shown = str(place.joined(name))
         if os.path.exists(path) and image_field is None and columns in (None, ManifestColumns()):
             index = open_index(path)
