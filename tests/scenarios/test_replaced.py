@@ -151,7 +151,7 @@ def _open_again(url: str, cache: Path) -> None:
 
 
 def _kill_the_fetcher(url: str, cache: Path) -> None:
-    """Ends the fetcher, and has shards leave the cache: the next one reads the new header."""
+    """Ends the fetcher, and evicts shards: the next one reads the new header."""
     pid = int(next(cache.rglob("fetcher.lock")).read_text())
     os.kill(pid, signal.SIGKILL)
     assert all_ended([pid])

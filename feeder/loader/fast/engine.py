@@ -187,7 +187,7 @@ class Engine:
         if not self._has_slots(rows, size):
             self.close()
             if size is not None and not self._work.layout(rows).holds(size):
-                self._work.make_larger(size)
+                self._work.include_size(size)
             if self._ring is not None:
                 rows = max(rows, self._ring.layout.batch_size)
             layout = self._work.layout(rows)

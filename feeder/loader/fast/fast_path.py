@@ -236,8 +236,8 @@ class FastPath:
         check_skip(skip, self.unseeded, self.dataset.reader, own_order=self.own_order)
         self.options = dataclasses.replace(self.options, skip=skip)
 
-    def _leave_out(self, skip: Skip | None) -> None:
-        """Has workers take no sample that is skipped as a substitute."""
+    def _bar_substitutes(self, skip: Skip | None) -> None:
+        """Bars skipped samples from being substitutes. Replaces the workers if the skipped samples have changed."""
         left_out = skipped_ids(skip, self.dataset.reader)
         if not np.array_equal(left_out, self.work.left_out):
             self.work.left_out = left_out
@@ -256,7 +256,7 @@ class FastPath:
             self.retire()
         self.options = options
         self._follow_dataset()
-        self._leave_out(options.skip)
+        self._bar_substitutes(options.skip)
         place, progress = self._next, self._progress
         split = self.split(options, place) if self.own_order else None
         if split is not None and not self._has_told:  # of a way to split it that the caller may not expect

@@ -121,23 +121,25 @@ def _part_views(layout: Layout, slots: Uint8s, work: Work) -> Callable[[Part], S
         slots: uint8 [slots, slot_bytes].
         work: The work, for the sizes of images.
     """
-    mapped: set[tuple[int, int, int]] = set()  # places of parts that were made before
+    prefaulted: set[tuple[int, int, int]] = set()  # places of parts that were made before
 
     def view_of(part: Part) -> SlotView:
         sizes = work.image_sizes(part.epoch, (part.height, part.width)) if part.height else None
         view = SlotView.of(layout, slots[part.slot], sizes=sizes).part(slice(part.first, part.first + part.rows))
         place = part.slot, part.first, part.rows
-        if place not in mapped:
-            mapped.add(place)
-            _map(view)
+        if place not in prefaulted:
+            prefaulted.add(place)
+            _prefault(view)
         return view
 
     return view_of
 
 
-def _map(view: SlotView) -> None:
-    """Reads a byte of each piece of memory that is mapped at once then; pages that are written first are mapped singly,
-    and many workers take long to have written each page of every slot."""
+def _prefault(view: SlotView) -> None:
+    """Prefaults a part's images: reads one byte of each 64 KiB.
+
+    Reading maps 64 KiB at once, if the pages exist. Writing maps one page at a time, which takes longer.
+    """
     for images in view.images:
         images.reshape(-1).view(np.uint8)[::_MAPPED_AT_ONCE].max(initial=0)
 

@@ -115,8 +115,20 @@ class _Set:
     def _new_ranges(
         self, entries: Mapping[int, IndexedShard], shards: Int64s, first: Int64s, last: Int64s
     ) -> list[tuple[str, int, int]]:
-        """Returns the ranges that the fetcher does not know of yet, of each sample the first and the last one; a sample
-        that is longer is fetched between them when it is needed."""
+        """Returns the ranges to fetch for some samples, without those that the fetcher knows of.
+
+        Only the ranges with a sample's first and last byte are planned. What lies between them, in a sample of more
+        than two ranges, is fetched when a worker reads it.
+
+        Args:
+            entries: The samples' shards, by number.
+            shards: int64 [N], each sample's shard.
+            first: int64 [N], number of the range with its first byte.
+            last: int64 [N], number of the range with its last byte.
+
+        Returns:
+            (file name, first byte, byte after the last one) of each range, in the samples' order.
+        """
         pairs = np.stack([np.repeat(shards, 2), np.stack([first, last], 1).reshape(-1)], 1)
         _, at = np.unique(pairs, axis=0, return_index=True)
         ranges = []
@@ -257,8 +269,11 @@ class ReadAhead(_Ahead):
         self._thread.start()
 
     def _working_bytes(self) -> dict[int, int]:
-        """Returns the size of the shards that the order reads from at a time, by the reader's id, and of two more; with
-        their indexes, and those of the shards that are planned after them."""
+        """Returns the cache's room that the order needs, in bytes, by the reader's id.
+
+        A shard needs room from ``made`` steps before its first one to its last one, and its index already from where it
+        is planned. The greatest sum over the steps that are looked at counts. Room for two more shards is added.
+        """
         leaves: dict[int, ShardReader] = {}
         spans: dict[int, dict[int, list[int]]] = {}  # first and last step of each shard
         batches, planned = self._batches(), 0
@@ -355,7 +370,7 @@ def _joined(batches: Sequence[tuple[Int64s, ...]], first_step: int) -> tuple[Int
 
 
 def _looked_ahead(order: Order) -> int:
-    """Returns the number of positions that an order's shards have to be known for, so that none leaves too early."""
+    """Returns the number of positions that an order's shards have to be known for, so that none is evicted too early."""
     if order.lanes is not None and isinstance(order.shuffle, Lanes):
         return 2 * order.lanes.count * max(order.shuffle.window, order.lanes.block)
     if isinstance(order.shuffle, Window):

@@ -208,8 +208,8 @@ class Work:
         further = self.recipes_at(size, epoch)[1:]
         return size, *(recipe.output_size or size for recipe in further)
 
-    def make_larger(self, size: tuple[int, int]) -> None:
-        """Has slots made for images of that (height, width), too."""
+    def include_size(self, size: tuple[int, int]) -> None:
+        """Raises the size of slots that are made later, so that images of this (height, width) fit."""
         height, width = self.largest or size
         self.largest = max(height, size[0]), max(width, size[1])
 

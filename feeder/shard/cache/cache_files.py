@@ -1,10 +1,11 @@
-"""The files of a cache folder, as its fetcher keeps them: which blocks are present, and which files may be dropped.
+"""The files of a cache folder, as its fetcher keeps them: which blocks are present, and which files may be evicted.
 
-Note [What is dropped]
-    Never files that are kept (indices), written just now, or needed: a client reads them or a plan will. Of the others,
-    first those that all plans are done with, then the rest, the one used longest ago first. Pinned files, which stay as
-    they leave room in the budget for those that come and go, are dropped only once the budget has become smaller or the
-    disk is full; a full disk may also take what is planned, which is then fetched again.
+Note [What is evicted]
+    A file is not evicted while it is kept (indices), being written, read by a client, or needed by a plan. Files that
+    all plans are done with are evicted first, then the others; of each kind, the one used longest ago is first.
+
+    Pinned files stay, as they leave room in the budget for files that come and go. They are evicted only when the budget
+    has become smaller or the disk is full. A full disk may also evict planned files, which are then fetched again.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _FREE_SHARE, _FREE_BYTES = 10, 10 << 30  # of the disk, as a divisor, that stays
 _DEFAULT_RING = 8  # of the budget, as a divisor, without a plan
 LOOK_S = 1.0  # between two looks at how much of the disk is free
 _WRITE_BLOCKS = 4  # of one call: 2 MiB would take memory in one piece, which a virtual machine's host has taken back
-# After files were dropped for a full disk, others are dropped only if room has not come by then: their readers close
-# them with their next question, or after a second of a wait.
+# After files were evicted for a full disk, others are evicted only if there is no room by then. Readers close evicted
+# files with their next question, or after waiting for a second.
 _LEAVE_S, _PAUSE_S = 1.5, 0.02
 
 
@@ -219,7 +220,7 @@ class CacheFiles:
         raise FileNotFoundError(errno.ENOENT, "was deleted meanwhile", path)
 
     def make_room(self, file: CachedFile, size_bytes: int, *, is_urgent: bool) -> bool:
-        """Drops files that nobody needs until so many bytes more fit the budget.
+        """Evicts files that nobody needs until so many bytes more fit the budget.
 
         Args:
             file: The file that they are for.
@@ -241,7 +242,7 @@ class CacheFiles:
             return self.trim(size_bytes, besides=file) or is_urgent or is_kept
 
     def trim(self, size_bytes: int = 0, besides: CachedFile | None = None) -> bool:
-        """Drops files that nobody needs any more until so many bytes more fit the budget; returns whether they do.
+        """Evicts files that nobody needs any more until so many bytes more fit the budget; returns whether they do.
 
         Args:
             size_bytes: The bytes.
@@ -250,27 +251,24 @@ class CacheFiles:
         with self.lock:
             over = self.used_bytes + self.coming_bytes + size_bytes - self.budget_bytes
             if over > 0:
-                over -= self.drop(over, besides=besides)
+                over -= self.evict(over, besides=besides)
             if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:  # it has become smaller
-                over -= self.drop(over, besides=besides, pinned=True)
+                over -= self.evict(over, besides=besides, pinned=True)
             return over <= 0
 
-    def drop(
+    def evict(
         self, size_bytes: int, *, besides: CachedFile | None = None, pinned: bool = False, planned: bool = False
     ) -> int:
-        """Drops files that nobody needs until so many bytes are free.
-
-        First those that a plan is done with: of the others, some will be read in the same epoch. Of each kind, those
-        go first that were used longest ago.
+        """Evicts files that nobody needs until so many bytes are free; see Note [What is evicted].
 
         Args:
             size_bytes: The bytes.
             besides: A file to keep.
-            pinned: True to drop files that were to stay, too.
-            planned: True to drop all that nobody reads just now, the one that was asked for last first.
+            pinned: True to evict pinned files, too.
+            planned: True to evict any file that nobody reads just now, the one used last first.
 
         Returns:
-            The bytes that came free.
+            The bytes that were freed.
         """
         freed, going = 0, list[CachedFile]()
 
@@ -296,7 +294,7 @@ class CacheFiles:
         return freed
 
     def disk_is_full(self, error: OSError, size_bytes: int, name: str) -> None:
-        """Goes on with less room after a write has failed for want of it: drops files, so that it may be tried again.
+        """Goes on with less room after a write has failed for want of it: evicts files, so that it may be tried again.
 
         Args:
             error: The failure.
@@ -304,7 +302,7 @@ class CacheFiles:
             name: The file that it was for, which is kept.
 
         Raises:
-            StoreError: if no file can be dropped, or the write has failed for another reason.
+            StoreError: if no file can be evicted, or the write has failed for another reason.
         """
         if error.errno not in DISK_FULL:
             reason = limit_reached(error) or "name another place with cache_dir="
@@ -312,13 +310,13 @@ class CacheFiles:
 
         disk = os.statvfs(self.folder)
         if disk.f_bavail * disk.f_frsize < size_bytes and time.monotonic() < self._waits_until:
-            time.sleep(_PAUSE_S)  # files that were dropped may still take the room that is missing
+            time.sleep(_PAUSE_S)  # readers may still hold evicted files open, whose bytes are not free yet
             return
 
         with self.lock:
             besides, most = self.files.get(name), max(size_bytes, self.used_bytes // 20)
             # What is planned is fetched again when it is needed.
-            freed = self.drop(most, besides=besides, pinned=True) or self.drop(
+            freed = self.evict(most, besides=besides, pinned=True) or self.evict(
                 size_bytes, besides=besides, planned=True
             )
             self._waits_until = time.monotonic() + _LEAVE_S
@@ -382,7 +380,7 @@ class CacheFiles:
             wrong = doubtful
 
         with self.lock:
-            still = {*doubtful} & {*file.record.doubtful(first, end)}  # it may have left
+            still = {*doubtful} & {*file.record.doubtful(first, end)}  # the file may have been evicted
             right = sorted(still - {*wrong})
             for block in right:
                 file.record.mark(block, block + 1)
@@ -449,7 +447,7 @@ class CacheFiles:
                     times[name] = os.stat(os.path.join(self.folder, name)).st_mtime_ns
                     if record.is_retired:
                         raise ValueError("its file was to be evicted")
-                except (FileNotFoundError, ValueError):  # cut off when it was made, or when it left
+                except (FileNotFoundError, ValueError):  # cut off when it was made, or when it was evicted
                     times.pop(name, None)
                     for path in (os.path.join(self.folder, name), os.path.join(place, entry)):
                         with contextlib.suppress(FileNotFoundError):
@@ -463,7 +461,7 @@ class CacheFiles:
             self._place(self.files[name])
 
     def _is_whole(self, file: CachedFile) -> bool:
-        """Returns True unless it was dropped, or somebody has deleted or cut it or its record."""
+        """Returns True unless it was evicted, or somebody has deleted or cut it or its record."""
         try:
             status = os.stat(os.path.join(self.folder, file.name))
         except OSError:

@@ -1,4 +1,4 @@
-"""The sets in a cache folder: their sizes, and dropping what was used longest ago."""
+"""The sets in a cache folder: their sizes, and evicting what was used longest ago."""
 
 from __future__ import annotations
 
@@ -64,18 +64,19 @@ def _size(folder: str) -> int:
     size = 0
     for place, _, names in os.walk(record_path(folder, "")):
         for name in names:
-            with contextlib.suppress(OSError, ValueError):  # one that is being made, or has just been dropped
+            with contextlib.suppress(OSError, ValueError):  # one that is being made, or has just been evicted
                 size += Record(os.path.join(place, name)).present_bytes()
     return size
 
 
 def trim(cache_dir: str, size_bytes: int) -> int:
-    """Drops shards that were used longest ago until a cache has at most this size; sets in use stay as they are,
-    and those that were used within the last minute, whose fetchers still wait for others.
+    """Evicts shards that were used longest ago until a cache has at most this size.
+
+    Sets in use stay as they are, and so do sets that were used within the last minute, whose fetchers still run.
 
     Args:
         cache_dir: The cache.
-        size_bytes: The size; 0 also drops the indexes.
+        size_bytes: The size; 0 also evicts the indexes.
 
     Returns:
         The bytes that came free.
@@ -94,7 +95,7 @@ def trim(cache_dir: str, size_bytes: int) -> int:
                 shutil.rmtree(each.folder)
                 freed += each.size_bytes
             else:
-                freed += CacheFiles(each.folder).drop(over - freed, pinned=True)
+                freed += CacheFiles(each.folder).evict(over - freed, pinned=True)
         finally:
             os.close(lock)
     return freed

@@ -195,7 +195,7 @@ def test_images_of_a_remote_set_take_one_call_once_they_were_brought(tmp_path: P
     asked = [want for wants in mirror.calls for want in wants if want[0].endswith(".tar")]
     places = [place(index, i) for i in ids]
     assert asked == [(Path(path).name, offset, offset + length) for path, offset, length in places]
-    for path in mirror.folder.glob("*.tar"):  # the shards leave the cache, and come again
+    for path in mirror.folder.glob("*.tar"):  # the shards are evicted, and come again
         os.truncate(path, 0)
         path.unlink()
     view = SlotView.new(work.layout(len(ids)), Samples.of(np.arange(len(ids)), np.array(ids)))

@@ -624,7 +624,7 @@ def test_a_file_stays_while_blocks_of_it_are_on_their_way(places: Places, monkey
     with clients.asking("0.tar"):
         wait_until(lambda: ("0.tar", 0, SHARD) in places.store.asked)
     assert clients.dropped.wait(10)
-    assert fetcher.files.drop(100 * SHARD, pinned=True) == SHARD
+    assert fetcher.files.evict(100 * SHARD, pinned=True) == SHARD
     assert places.cached() == ["0.tar"]
     goes_on.set()
     with clients.asking("0.tar") as later:
