@@ -28,7 +28,7 @@ from feeder.shard.source.sample_table import NO_FILE, SampleTable, StoredField
 from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.store.open_store import open_store
-from feeder.shard.write.attempt import attempt_shard, pickled_order, writer_versions
+from feeder.shard.write.attempt import attempt_shard, pickled_job, writer_versions
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import ordered_ids, plan_shards
 from feeder.shard.write.shard_engine import ShardEngine
@@ -79,7 +79,7 @@ class _Elsewhere:
         with folder.shared() as output:
             for number, job in jobs.items():
                 ids = ordered_ids(job.positions, len(source.table), self.options)
-                order = pickled_order(job, source, ids, folder, output)
+                order = pickled_job(job, source, ids, folder, output)
                 self.orders.append(len(order))
                 with _far_away(folder):
                     written[number], files = attempt_shard(writer_versions(), order)
@@ -229,7 +229,7 @@ def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Pat
         for number, positions in enumerate(plan[:8]):
             job = ShardJob(f"shard-{number:06d}.tar", positions, 0, 8, KEEP, None)
             ids = ordered_ids(positions, samples, options)
-            order = pickled_order(job, source, ids, folder, SharedFolder(str(tmp_path)))
+            order = pickled_job(job, source, ids, folder, SharedFolder(str(tmp_path)))
             assert len(order) < 100 * len(positions)
         assert tracemalloc.get_traced_memory()[1] - table_bytes < table_bytes // 3
     finally:
@@ -240,7 +240,7 @@ def _attempt(tree: Path, out: OutputFolder, output: SharedOutput, versions: dict
     """Attempts one shard of all images."""
     source = open_source(str(tree), ManifestColumns(), out.work)
     job = ShardJob("shard-000000.tar", range(len(source.table)), 0, 8, KEEP, None)
-    attempt_shard(versions, pickled_order(job, source, np.arange(len(source.table)), out, output))
+    attempt_shard(versions, pickled_job(job, source, np.arange(len(source.table)), out, output))
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_a_machine_that_lacks_the_source_or_the_output_is_refused(
     shutil.rmtree(images)
     job = ShardJob("shard-000000.tar", range(3), 0, 8, KEEP, None)
     with out.shared() as output:
-        order = pickled_order(job, source, np.arange(3), out, output)
+        order = pickled_job(job, source, np.arange(3), out, output)
         with pytest.raises(ShardError, match=re.escape(f"it does not have {images}{hint}")):
             attempt_shard(writer_versions(), order)
 

@@ -17,11 +17,11 @@ from feeder.system.arrays import Int64s
 from feeder.system.versions import pillow_info
 
 # A shard, the source of its samples alone, in their order, and the place to write to.
-_Order = tuple[ShardJob, Source, SharedOutput]
+_Job = tuple[ShardJob, Source, SharedOutput]
 
 
-def pickled_order(job: ShardJob, source: Source, ids: Int64s, folder: OutputFolder, output: SharedOutput) -> bytes:
-    """Returns the order for an attempt at a shard, with the rows of its samples alone.
+def pickled_job(job: ShardJob, source: Source, ids: Int64s, folder: OutputFolder, output: SharedOutput) -> bytes:
+    """Returns the job of an attempt at a shard, pickled, with the rows of its samples alone.
 
     Args:
         job: The shard.
@@ -33,8 +33,8 @@ def pickled_order(job: ShardJob, source: Source, ids: Int64s, folder: OutputFold
     rows = source.rows(ids)
     if folder.is_copy:
         rows.take_in(folder.path)
-    order: _Order = (job, rows, output)
-    return pickle.dumps(order, pickle.HIGHEST_PROTOCOL)
+    pickled: _Job = (job, rows, output)
+    return pickle.dumps(pickled, pickle.HIGHEST_PROTOCOL)
 
 
 @functools.cache
@@ -60,7 +60,7 @@ def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> tuple[WrittenS
 
     Args:
         expected: The driver's :func:`writer_versions`.
-        pickled: The order, see :func:`pickled_order`. It is only read if the versions are the same.
+        pickled: The job, see :func:`pickled_job`. It is only read if the versions are the same.
 
     Raises:
         ShardError: if this machine can't take part.
@@ -73,8 +73,8 @@ def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> tuple[WrittenS
     ]
     if differing:
         raise ShardError(f"it has {', '.join(differing)}; install the same versions there")
-    order: _Order = pickle.loads(pickled)
-    job, source, output = order
+    loaded: _Job = pickle.loads(pickled)
+    job, source, output = loaded
     missing = output.missing_path() or source.missing_path()
     if missing is not None:
         raise ShardError(f"it does not have {missing}; all nodes must see source and output at the same paths")

@@ -13,7 +13,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from feeder.errors import ArgumentError, FeederError, ShardError, StoreError
 from feeder.shard.source.source import Source
-from feeder.shard.write.attempt import pickled_order, writer_versions
+from feeder.shard.write.attempt import pickled_job, writer_versions
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import ordered_ids
 from feeder.shard.write.shard_engine import ShardEngine
@@ -59,7 +59,7 @@ def _write_on_nodes(
     tries: Any = {"max_retries": _RETRIES, "retry_exceptions": [OSError, StoreError]}
     task = ray.remote(num_cpus=cpus, **tries)(_node_task())
     todo = collections.deque(jobs.items())
-    running: dict[Any, tuple[int, int, int]] = {}  # number of the shard, and bytes of its order and of its samples
+    running: dict[Any, tuple[int, int, int]] = {}  # number of the shard, and bytes of its job and of its samples
     written: dict[int, WrittenShard] = {}
 
     with folder.shared() as output, _as_the_nodes_own():
@@ -70,9 +70,9 @@ def _write_on_nodes(
                     break
                 number, job = todo.popleft()
                 ids = ordered_ids(job.positions, len(source.table), options)
-                order = pickled_order(job, source, ids, folder, output)
+                pickled = pickled_job(job, source, ids, folder, output)
                 size_bytes = int(source.table.sizes()[ids].sum())
-                running[task.remote(writer_versions(), order)] = number, len(order), size_bytes
+                running[task.remote(writer_versions(), pickled)] = number, len(pickled), size_bytes
 
             (done, *_), _ = ray.wait(list(running), num_returns=1)
             number, _, size_bytes = running.pop(done)
