@@ -849,7 +849,7 @@ class PartRunner:
         brought_ns: int,
         advise_from: int | None,
         is_last: bool,
-        beat: Callable[[], object],
+        heartbeat: Callable[[], object],
         programs: npt.NDArray[np.float64] | None = None,
         places: npt.NDArray[np.int64] | None = None,
     ) -> list[int] | tuple[list[int], int, int, int, int] | None:
@@ -869,7 +869,7 @@ class PartRunner:
             brought_ns: Time that it took to have the images at hand, a part of that of reading.
             advise_from: Reads of more bytes in all are announced to the kernel before; None: none are.
             is_last: True leaves out samples of shards that are not held.
-            beat: Called after the reading.
+            heartbeat: Called after the reading.
             programs: What follows the base path on each image, float64 [N, ops, 12], see :class:`AugmentOp`; None:
                 nothing.
             places: int64 [N], ascending, the row of each sample in ``out`` and ``labels``; None: its number.
@@ -900,7 +900,7 @@ class PartRunner:
         brought_ns: int,
         advise_from: int | None,
         is_last: bool,
-        beat: Callable[[], object],
+        heartbeat: Callable[[], object],
     ) -> list[int] | tuple[list[int], int, int, int, int, npt.NDArray[np.uint8], npt.NDArray[np.int64]] | None:
         """Plans N samples for the CUDA kernels; reads and plans without the GIL.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
 
-RELAY_ROWS = 512  # parts that a relay has under way at most
+RELAY_ROWS = 512  # parts that a relay has in flight at most
 _FILE = "file:"
 DEFAULT_TIMEOUT_S = 120.0
 

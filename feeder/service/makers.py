@@ -50,7 +50,7 @@ class Makers(Supervisor[_Maker]):
     Args:
         count: Their number.
         here: Arguments of :class:`feeder.service.roots.Roots`.
-        memory: PartMemory for results.
+        memory: Memory that results are written to.
         selector: Has their sockets, with their numbers as data.
         end: Is told of the end of a task: of its kind, ACCEPTED, RESULT or FAILED, the message with it, and what comes
             with that, a part's report.

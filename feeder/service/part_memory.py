@@ -1,6 +1,6 @@
 """The memory of a server that parts are made in, and the finished ones that stay there.
 
-Note [PartMemory of parts]
+Note [Memory of parts]
     All parts lie in one memfd, which every process of the server maps once, and so does a client on the same host, for
     reading. Its size is fixed, so that nobody's parts take more; pages are allocated as they are first used, and given
     back once they were free for a while. Clients get a descriptor that was opened for reading, of a file that nobody
@@ -74,7 +74,7 @@ class MemoryPiece:
 
 
 class PartMemory:
-    """See Note [PartMemory of parts].
+    """One memfd for all parts of a server; see Note [Memory of parts].
 
     Args:
         size_bytes: Size of all of it.

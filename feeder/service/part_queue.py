@@ -35,7 +35,7 @@ class Task:
         memory: The memory that a part is made in.
         is_started: False while it waits.
         passed: Number of turns in which a job's next task was left for another job's, see Note [Turns].
-        turn_of: The job of whose share of the cores it takes one while it is under way; empty before.
+        turn_of: The job of whose share of the cores it takes one while it is in flight; empty before.
     """
 
     kind: Kind
@@ -66,7 +66,7 @@ _place_of = operator.attrgetter("place")
 
 class PartQueue:
     """Tasks that wait, by job. A job's next task is the one that came first; the next job is the one with the fewest
-    tasks under way, so that neither many parts nor slow ones keep the others from their share of the cores.
+    tasks in flight, so that neither many parts nor slow ones keep the others from their share of the cores.
 
     Note [Turns]
         Jobs of the same work share parts as long as they are about as far in it: the window is bounded. Of two that are
@@ -74,7 +74,7 @@ class PartQueue:
         to the one of its work that is furthest behind, which catches up with it.
 
     Args:
-        most: Largest number of tasks of one job that are under way at a time; None: any.
+        most: Largest number of tasks of one job that are in flight at a time; None: any.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -94,14 +94,14 @@ class PartQueue:
         self._waiting.setdefault(task.job, deque()).append(task)
 
     def take(self, fits: Callable[[Task], bool] = lambda task: True) -> Task | None:
-        """Takes the next task, which is under way then; None if there is none.
+        """Takes the next task, which is in flight then; None if there is none.
 
         Args:
             fits: Returns False for a task that has to wait still, and its job with it.
         """
         for job in sorted(self._waiting, key=lambda name: self.running.get(name, 0)):
             if self._most is not None and self.running.get(job, 0) >= self._most:
-                return None  # the jobs after it have as many under way
+                return None  # the jobs after it have as many in flight
             for name in dict.fromkeys((self._in_turn(job), job)):
                 if fits(self._waiting[name][0]):
                     self._waiting[job][0].passed += name != job
@@ -130,7 +130,7 @@ class PartQueue:
         return task
 
     def ended(self, task: Task) -> None:
-        """Notes that a task is no longer under way."""
+        """Notes that a task is no longer in flight."""
         self.running[task.turn_of] -= 1
         if not self.running[task.turn_of]:
             del self.running[task.turn_of]

@@ -149,7 +149,7 @@ class Runner {
                    int64_t per_shard, Column<const int64_t> rows, Column<const int64_t> ids,
                    Column<const int64_t> repeats, int64_t samples, uint32_t epoch, OutArray out,
                    std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns,
-                   std::optional<size_t> advise_from, bool is_last, nb::callable beat,
+                   std::optional<size_t> advise_from, bool is_last, nb::callable heartbeat,
                    std::optional<Programs> programs, std::optional<Column<const int64_t>> places) {
         const size_t count = rows.shape(0);
         if (labels && labels->shape(0) != out.shape(0)) bad("labels and out must be of one length");
@@ -167,7 +167,7 @@ class Runner {
         const Running running(is_running_);
         Spent spent;
         nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, words, brought_ns,
-                                 advise_from, is_last, beat, running, spent);
+                                 advise_from, is_last, heartbeat, running, spent);
         if (unread.is_valid()) return unread;
         int64_t started = now_ns();
         {
@@ -200,13 +200,13 @@ class Runner {
                     int64_t per_shard, Column<const int64_t> rows, Column<const int64_t> ids,
                     Column<const int64_t> repeats, int64_t samples, uint32_t epoch, std::pair<int, int> size,
                     std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns,
-                    std::optional<size_t> advise_from, bool is_last, nb::callable beat) {
+                    std::optional<size_t> advise_from, bool is_last, nb::callable heartbeat) {
         const size_t count = rows.shape(0);
         if (labels && labels->shape(0) != count) bad("labels and rows must be of one length");
         const Running running(is_running_);
         Spent spent;
         nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, words, brought_ns,
-                                 advise_from, is_last, beat, running, spent);
+                                 advise_from, is_last, heartbeat, running, spent);
         if (unread.is_valid()) return unread;
         const int64_t started = now_ns();
         PartOutput output;
@@ -254,7 +254,7 @@ class Runner {
     nb::object read(HeldIndex& index, OpenShards& shards, const std::optional<Column<const int64_t>>& shard_numbers,
                     int64_t per_shard, const Column<const int64_t>& rows, const Column<const int64_t>& ids,
                     const Column<const int64_t>& repeats, int64_t samples, uint32_t epoch, const Column<int64_t>& words,
-                    int64_t brought_ns, std::optional<size_t> advise_from, bool is_last, const nb::callable& beat,
+                    int64_t brought_ns, std::optional<size_t> advise_from, bool is_last, const nb::callable& heartbeat,
                     const Running& running, Spent& spent) {
         const size_t count = rows.shape(0);
         if (ids.shape(0) != count || repeats.shape(0) != count || (shard_numbers && shard_numbers->shape(0) != count))
@@ -286,7 +286,7 @@ class Runner {
             runner_.read(shards, advise_from.value_or(SIZE_MAX));
             spent.read_ns += now_ns() - started;
         }
-        beat();
+        heartbeat();
         return nb::object();
     }
 
@@ -392,12 +392,12 @@ void add_part(nb::module_& module) {
              "filter"_a, "fill"_a)
         .def("run", &Runner::run, nb::lock_self(), "index"_a.lock(), "open_shards"_a, "shards"_a.none(), "per_shard"_a,
              "rows"_a, "ids"_a, "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
-             nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "beat"_a,
+             nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "heartbeat"_a,
              "programs"_a = nb::none(), "places"_a = nb::none(),
              "Makes N samples, most of the time without the GIL; see feeder/_native.pyi.")
         .def("plan", &Runner::plan, nb::lock_self(), "index"_a.lock(), "open_shards"_a, "shards"_a.none(), "per_shard"_a,
              "rows"_a, "ids"_a, "repeats"_a, "samples"_a, "epoch"_a, "size"_a, nb::arg("labels").noconvert().none(),
-             nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "beat"_a,
+             nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "heartbeat"_a,
              "Plans N samples for the CUDA kernels, most of the time without the GIL; see feeder/_native.pyi.");
 }
 

@@ -140,7 +140,7 @@ def test_batches_are_started_ahead_as_far_as_the_memory_limit_allows(
         images, errors = finish(decoder, batches[number], BASE, ())
         assert errors == [None] * 5
         check_alike(images.numpy(), expected[number].numpy(), 1)
-        if step < 2:  # there is room again, but for what is under way
+        if step < 2:  # there is room again, but for what is in flight
             fits = images_in_limit is None or memory.under_way + 5 <= images_in_limit
             assert decoder.start(batches[step + 2]) == fits
     assert memory.there == 0
@@ -176,7 +176,7 @@ def test_what_kernels_still_read_is_in_the_memory_limit() -> None:
 def test_a_pipeline_whose_first_run_was_small_gives_way_to_another(
     on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU, the hardware engine would get as few images of every later run. What is under way is not lost."""
+    """On a GPU, the hardware engine would get as few images of every later run. What is in flight is not lost."""
     built: list[int] = []
     build = dali_pipeline.build_pipeline
 
@@ -258,7 +258,7 @@ def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, monkeypatch
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 3, 2)])
 @pytest.mark.parametrize("broken", [None, 0, 1, 2])
 def test_batches_that_were_started_are_finished_as_any_other(order: tuple[int, ...], broken: int | None) -> None:
-    """In any order, also after a failure that loses DALI's batches under way."""
+    """In any order, also after a failure that loses DALI's batches in flight."""
     decoder, plain = DaliDecoder(), DaliDecoder()
     buffers = [[jpeg(10 * number + k) for k in range(3)] for number in range(4)]
     if broken is not None:

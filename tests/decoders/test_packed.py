@@ -31,7 +31,7 @@ def test_a_missing_codebook_is_named() -> None:
 
 
 def test_a_codebook_that_is_given_does_not_become_known() -> None:
-    """The decoders never forget one, so those of strangers would fill the memory."""
+    """The decoders never forget one, so those of unknown sets would fill the memory."""
     wide = (0o77777777).to_bytes(3, "little")
     one, two = b"FPC\x01\0\0" + 2 * wide, b"FPC\x01\1\0" + 3 * wide
     add_codebooks([one])

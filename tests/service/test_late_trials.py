@@ -96,7 +96,7 @@ class Trial:
 
 
 class Simulation:
-    """A server, whose clock ticks when all parts under way are made.
+    """A server, whose clock ticks when all parts in flight are made.
 
     Attributes:
         made: Number of parts made, by the job in whose turn.

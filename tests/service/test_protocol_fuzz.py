@@ -90,9 +90,9 @@ def end(peer: Peer, how: str) -> None:
     peer.close()
 
 
-def check_stranger(draw: random.Random, peer: Peer, server: ServiceServer) -> bool:
+def check_unauthenticated(draw: random.Random, peer: Peer, server: ServiceServer) -> bool:
     """Fails if a client gets anything without the token; returns True for one that has broken the rules."""
-    hello = {"token": server.token, "versions": peer_versions(), "job": "stranger"}
+    hello = {"token": server.token, "versions": peer_versions(), "job": "unauthenticated"}
     token = draw.choice(("", "x", server.token[:-1], server.token + "0", "\ud7ff"))
     kind = draw.choice([each for each in CLIENT_LIMITS if each != Kind.HELLO])
     no_hello: dict[str, Any] = draw.choice(({"token": None}, {"token": 1}, {"job": ""}, {"job": []}, {"job": "\ud800"}))
@@ -124,14 +124,14 @@ def test_random_messages_cost_connections_and_never_a_server(server: ServiceServ
     A connection keeps the rules up to its last frame, and until then it has to live; one in four has no token.
     """
     draw, works, arrays = random.Random(0), works_of(root), dict[tuple[str, str], bytes]()
-    sent, ways, strangers = Counter[Kind](), Counter[bool](), Counter[bool]()
+    sent, ways, unauthenticated = Counter[Kind](), Counter[bool](), Counter[bool]()
     before, lasts, others, faults = server.status(), 0, 0, 0
     while sent.total() < MESSAGES:
         is_local = draw.random() < 0.5
         peer = LocalPeer(server) if is_local else Peer(server)
         if draw.random() < 0.25:
-            faults += check_stranger(draw, peer, server)
-            strangers[is_local] += 1
+            faults += check_unauthenticated(draw, peer, server)
+            unauthenticated[is_local] += 1
             continue
         name = draw.choice(list(works))
         work, sizes = works[name]
@@ -160,4 +160,4 @@ def test_random_messages_cost_connections_and_never_a_server(server: ServiceServ
     assert after["lost"] == before["lost"]
     assert set(sent) == set(CLIENT_LIMITS) - {Kind.HELLO}
     assert min(ways.values()) > MESSAGES / 4
-    assert min(strangers.values()) > 0
+    assert min(unauthenticated.values()) > 0

@@ -130,9 +130,9 @@ def test_the_head_of_what_may_not_come_before_the_token_ends_a_connection_at_onc
     here, there = socket.socketpair()
     with contextlib.closing(PartMemory(1 << 20)) as memory, there:
         there.sendall(HEAD.pack(b"fd", kind, 2, CLIENT_LIMITS[kind][1]))
-        stranger = Client(here, "a peer", memory, is_local=True)
-        with contextlib.closing(stranger), pytest.raises(ProtocolError, match=f"a frame of kind {kind:d}"):
-            list(stranger.receiver.frames())
+        unauthenticated = Client(here, "a peer", memory, is_local=True)
+        with contextlib.closing(unauthenticated), pytest.raises(ProtocolError, match=f"a frame of kind {kind:d}"):
+            list(unauthenticated.receiver.frames())
 
 
 def test_work_may_follow_the_token_without_a_wait(server: ServiceServer, root: Path) -> None:
@@ -531,7 +531,7 @@ def test_the_state_of_a_server_and_its_jobs_is_shown(
         "0 processes and 0 connections lost",
         node,
     )
-    assert job == "  job test: 4 images, 0 parts under way, 0 wait, 0 failed"
+    assert job == "  job test: 4 images, 0 parts in flight, 0 wait, 0 failed"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"servers": []}'])

@@ -99,9 +99,9 @@ def picture(data: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x"])
 def test_nobody_gets_in_without_the_token(shards: Path, token: str | None) -> None:
-    stranger = client(shards, token=token)
+    unauthenticated = client(shards, token=token)
     for path in ("/", "/samples", "/sample/0", "/batch", "/whole/0", "/static/browse.css", "/nothing"):
-        answer = stranger.get(path)
+        answer = unauthenticated.get(path)
         assert answer.status_code == 403
         assert "class-" not in answer.text
 

@@ -88,7 +88,7 @@ class CudaDecoder(TrainerDecoder):
             staged: N samples, whose payloads must not change until they are finished or dropped.
 
         Returns:
-            True if the batch is under way. If not, it may be tried again or left to ``finish``.
+            True if the batch is in flight. If not, it may be tried again or left to ``finish``.
         """
         if staged in self._started:
             return True
@@ -176,7 +176,7 @@ class CudaDecoder(TrainerDecoder):
         here, pixels = staged.pixels()
         if len(here):
             flat.append((here, to_device(pixels, self.device)))
-        images = join_rows(flat, (len(staged), staged.length), torch.uint8, self.device)
+        images = join_rows(flat, (len(staged), staged.image_bytes), torch.uint8, self.device)
         return finisher.view(images, view, channels_last=channels_last)
 
     def close(self) -> None:

@@ -129,7 +129,7 @@ class DaliDecoder(TrainerDecoder):
             staged: N samples, whose payloads must not change until they are finished or dropped.
 
         Returns:
-            True if the batch is under way or has nothing for DALI. If not, it may be tried again or left to ``finish``.
+            True if the batch is in flight or has nothing for DALI. If not, it may be tried again or left to ``finish``.
         """
         return self._queue.start(staged)
 
@@ -192,7 +192,7 @@ class DaliDecoder(TrainerDecoder):
             here, pixels = view.pixels()
             if len(here):
                 pieces.append((here, to_device(pixels, self.device)))
-            whole.append(join_rows(pieces, (len(staged), view.length), torch.uint8, self.device))
+            whole.append(join_rows(pieces, (len(staged), view.image_bytes), torch.uint8, self.device))
 
         self.cpu_images += int(np.count_nonzero(staged.rows["kind"][:: staged.views] == RowKind.PIXELS))
         return whole, errors

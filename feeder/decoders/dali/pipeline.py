@@ -24,7 +24,7 @@ _REMEDY = "install it: pip install 'feeder-data[dali-cuda13]', or [dali-cuda12] 
 
 
 class PipelineError(Exception):
-    """DALI failed, or its output can't be matched to a request: the runs under way are lost.
+    """DALI failed, or its output can't be matched to a request: the runs in flight are lost.
 
     Only the message of DALI's own error is kept: its traceback would keep the pipeline alive.
     """
@@ -67,7 +67,7 @@ class DaliPipeline:
         see adjustBatchSizes in its image_generic_codec.h. After a small first run, such as the substitute of a bad
         image or the rest of an epoch, the CPU would decode nearly all images of the later runs.
 
-    A pipeline that has failed is useless, so a failure rebuilds it; runs under way are then lost and must be submitted
+    A pipeline that has failed is useless, so a failure rebuilds it; runs in flight are then lost and must be submitted
     again. Building takes milliseconds without a GPU.
 
     Args:
@@ -99,7 +99,7 @@ class DaliPipeline:
             ticket: A unique object, for :meth:`collect`.
 
         Raises:
-            PipelineError: if DALI fails; the pipeline is rebuilt then, and the runs under way are lost.
+            PipelineError: if DALI fails; the pipeline is rebuilt then, and the runs in flight are lost.
         """
         window = rows["decoded"]
         encoded = [np.frombuffer(payload, np.uint8) for payload in payloads]
@@ -134,7 +134,7 @@ class DaliPipeline:
 
         Raises:
             PipelineError: if an image can't be decoded, or another run is the oldest, as after an interrupt; the
-                pipeline is rebuilt then, and the runs under way are lost.
+                pipeline is rebuilt then, and the runs in flight are lost.
         """
         if not self._under_way or self._under_way[0][0] is not ticket:
             self.rebuild()
@@ -165,7 +165,7 @@ class DaliPipeline:
         raise PipelineError(failure)
 
     def rebuild(self) -> None:
-        """Drops the pipeline, its threads and its memory, and the runs under way; the next submit builds another."""
+        """Drops the pipeline, its threads and its memory, and the runs in flight; the next submit builds another."""
         if self._pipeline is not None:
             self._pipeline.feeder_inputs = self._under_way  # for as long as it lives: it may be reading them
         self._pipeline = None

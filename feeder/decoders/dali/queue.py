@@ -168,7 +168,7 @@ class DaliQueue:
             staged: Its payloads must not change until it is asked for or dropped.
 
         Returns:
-            True if the batch is under way, or has nothing to start.
+            True if the batch is in flight, or has nothing to start.
         """
         if staged in self._started:
             return True
@@ -234,7 +234,7 @@ class DaliQueue:
         self._started = {staged: each for staged, each in self._started.items() if not each.under_way}
 
     def _submit(self, staged: Staged, run: PipelineRows) -> None:
-        """Submits a run to the pipeline; a failure loses the batches under way."""
+        """Submits a run to the pipeline; a failure loses the batches in flight."""
         count = len(run.jpegs)
         self.prepare(count)
         if self._pipeline is not None and (
@@ -252,7 +252,7 @@ class DaliQueue:
             raise
 
     def _collect_until(self, last: Staged | None) -> None:
-        """Collects the batches under way up to one of them, or all."""
+        """Collects the batches in flight up to one of them, or all."""
         for staged, each in list(self._started.items()):
             if each.under_way:
                 try:
@@ -278,7 +278,7 @@ class DaliQueue:
                 rows = staged.rows[run.rows[here]]
                 images.append(resize_crops(decoded, numbers[here], rows, self.options.crops, self._device))
         except PipelineError:
-            self._pipeline.rebuild()  # any failure loses the batches under way
+            self._pipeline.rebuild()  # any failure loses the batches in flight
             raise
         finally:
             if stream is not None:

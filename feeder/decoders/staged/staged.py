@@ -26,14 +26,17 @@ class RowKind(IntEnum):
     FAILED = 2
     """Nothing."""
     PLAN = 3
-    """Of ``_native.plan_images``, with everything but the size in it; that is the output's, turned already. Those that
-    need another one's segments or lines come after it, and have a payload too."""
+    """A plan of ``_native.plan_images``, which holds everything but the row's size: that of the output, turned already.
+
+    A plan that uses the segments or lines of another row's plan comes after it, and has a payload, too.
+    """
 
 
-# One row for each image to be made. Boxes are (left, top, right, bottom) in stored pixels of the payload's image; size
-# is the (height, width) to resize to, before the turn; offset and length say where a packed batch has the payload. Of
-# the views of one JPEG the first has the payload, or what all of them need, and back says how many rows that is before;
-# decoded is the window around those of all of them.
+# One row for each image to be made. Boxes are (left, top, right, bottom) in stored pixels of the payload's image.
+#   size             (height, width) to resize to, before the turn
+#   window, decoded  the box that this view needs, and the box around those of all views of the JPEG
+#   back             number of rows from this one back to the first view of the JPEG, which has the payload
+#   offset, length   place of the payload in a packed batch
 ROW = np.dtype(
     [
         ("kind", "u1"),
@@ -79,15 +82,15 @@ class Staged:
         return Staged(self.rows[number :: self.views], self.payloads[number :: self.views])
 
     @property
-    def length(self) -> int:
-        """Bytes of the largest image that is made of a row."""
+    def image_bytes(self) -> int:
+        """Size of the largest image that is made of a row."""
         return 3 * int(self.rows["size"].prod(axis=1).max())
 
     def pixels(self) -> tuple[Int64s, Uint8s]:
-        """Returns the rows that workers have decoded, int64 [R], and their pixels, uint8 [R, :attr:`length`]: a smaller
-        image takes the first bytes of its row."""
+        """Returns the rows that workers have decoded, int64 [R], and their pixels, uint8 [R, :attr:`image_bytes`]: a
+        smaller image takes the first bytes of its row."""
         here = np.flatnonzero(self.rows["kind"] == RowKind.PIXELS)
-        pixels = np.zeros((len(here), self.length), np.uint8)
+        pixels = np.zeros((len(here), self.image_bytes), np.uint8)
         for row, out in zip(here.tolist(), pixels, strict=True):
             payload = np.frombuffer(self.payloads[row], np.uint8)
             out[: len(payload)] = payload

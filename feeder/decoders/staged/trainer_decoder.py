@@ -137,7 +137,7 @@ class TrainerDecoder(Decoder, Protocol):
         """Starts to decode a batch, without waiting; :meth:`finish` or :meth:`drop` must follow.
 
         Returns:
-            True if it is under way; False if there is no memory for it yet, and it may be tried again.
+            True if it is in flight; False if there is no memory for it yet, and it may be tried again.
         """
         ...
 

@@ -4,7 +4,7 @@ Note [Batches of a collate_fn]
     The result may be anything, so it travels as a message. Tensors and numpy arrays stand in the batch's slot where
     they fit; the rest is in the message itself, and nothing is left to be fetched from a worker that may be gone by
     then. Slots have room for the samples as they are; where results want more, larger ones are made, once the batches
-    that are under way are handed out.
+    that are in flight are handed out.
 """
 
 from __future__ import annotations

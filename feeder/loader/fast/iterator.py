@@ -100,7 +100,7 @@ class FastIterator:
                 progress.warn_of_skipped()
             raise
         except BaseException:
-            with contextlib.suppress(Exception):  # it is no news beside what is under way
+            with contextlib.suppress(Exception):  # the error above says more
                 self.end()
             with explained():
                 raise

@@ -321,8 +321,8 @@ class SetIndex:
         return math.inf if self._mirror is None else max(MIRRORED_BYTES, self._mirror.budget_bytes // _BUDGET_DIVISOR)
 
     def _read(self, shards: Sequence[int]) -> dict[int, ShardIndex]:
-        """Maps the indexes of some shards. Those in a store are asked for some at a time: when others are, they may
-        leave the cache."""
+        """Maps the indexes of some shards. Those in a store are asked for some at a time, as each is mapped before the
+        next ones are asked for: it may be evicted then."""
         header, found = self.header, dict[int, ShardIndex]()
         for first in range(0, len(shards), ASKED_INDEXES):
             some = [(n, header.index_name(n), header.shard(n)) for n in shards[first : first + ASKED_INDEXES]]

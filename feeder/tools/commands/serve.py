@@ -200,7 +200,7 @@ def _status(arguments: argparse.Namespace) -> int:
         )
         for name, job in node["jobs"].items():
             shown = (
-                f"{job['images']} images, {job['busy']} parts under way, {job['queue']} wait, {job['failed']} failed"
+                f"{job['images']} images, {job['busy']} parts in flight, {job['queue']} wait, {job['failed']} failed"
             )
             say(printable(f"  job {name}: {shown}"))
     if not found["servers"]:
