@@ -1,4 +1,4 @@
-"""Targets and further fields as JSON, for processes on other machines."""
+"""Converts targets and further fields to JSON and back, for servers on other machines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def extras_to_json(extras: Sequence[Extra], name_of: NameOf) -> dict[str, Any]:
         name_of: Returns the name that is written down for a function.
 
     Raises:
-        ArgumentError: naming one of a kind of its own, or with a function without a name.
+        ArgumentError: naming a target or field of a class that feeder does not have, or one whose function has no name.
     """
     targets: list[Any] = []
     further: list[Any] = []
@@ -68,14 +68,14 @@ def extras_from_json(
     """Returns the targets and further fields that :func:`extras_to_json` has written.
 
     Args:
-        value: The JSON; trusted in nothing.
+        value: The JSON, which may hold anything.
         recipe: The ops on the samples' images, or their views.
         exif: Whether EXIF orientation is applied.
         function_of: Returns the function of a name, or refuses it.
         file_of: Returns the path of a file here that a kind reads, or refuses it.
 
     Raises:
-        ArgumentError: for anything else, or what the dataset would refuse.
+        ArgumentError: if it is anything else, or the dataset would refuse them.
     """
     if not isinstance(value, Mapping) or set(value) != {"sizes", "targets", "fields"}:
         raise ArgumentError("these are no targets and fields of this version of feeder")
@@ -95,6 +95,7 @@ def extras_from_json(
 
 
 def _pairs(value: Any) -> list[tuple[str, Any]]:
+    """Returns a list of [name, anything], checked to be one, with each name once."""
     if not isinstance(value, list) or not all(isinstance(each, list) and len(each) == 2 for each in value):
         raise ArgumentError("these are no targets and fields of this version of feeder")
     if not all(isinstance(name, str) for name, _ in value) or len(dict(value)) != len(value):
@@ -103,6 +104,7 @@ def _pairs(value: Any) -> list[tuple[str, Any]]:
 
 
 def _named(name: str, encode: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns ``encode(*arguments)``, with the name at the start of an error."""
     try:
         return encode(*arguments)
     except ArgumentError as error:
@@ -176,7 +178,7 @@ def _one(value: Any, known: Mapping[str, type[Any]]) -> tuple[Any, dict[str, Any
 
 
 def is_json(value: Any, lists: tuple[type, ...] = (list,)) -> bool:
-    """Returns whether a value comes out of JSON as it went in; ``lists`` are the types that count as a list."""
+    """Returns True if JSON gives a value back as it was; ``lists`` are the types that count as a list."""
     if type(value) is dict:
         return all(type(key) is str and is_json(each, lists) for key, each in value.items())
     if type(value) in lists:

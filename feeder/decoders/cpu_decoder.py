@@ -87,14 +87,15 @@ class CpuDecoder(Decoder):
     ) -> DecodeResult:
         """Decodes views of an image that overlap together; see :meth:`Decoder.decode`.
 
-        Of the result, ``slow`` counts the JPEGs that were decoded as for "exact" in spite of "fast", or by Pillow. Only
-        Pillow's images have a time for write.
+        The result's ``slow`` counts JPEGs that Pillow has decoded, or that were decoded as "exact" although "fast" was
+        asked for. Only images that Pillow has decoded have a time for write.
         """
         check_views(buffers, orientations, views)
         if len(buffers) == 0:
             return DecodeResult([])
         views = [_framed(view) for view in views]
-        # A few where the kernels make images apart, which then stay in the caches; one where these differ in size.
+        # Images of one call: one if their sizes differ; a few if ops follow apart from the kernels' first step, so that
+        # the images stay in the CPU's caches; all otherwise.
         is_batched = all(_is_batched(view.recipe) for view in views)
         is_apart = is_batched and any(Finish(view.recipe, view.recipe.rest).is_apart for view in views)
         step = 1 if not is_batched else _FEW if is_apart else len(buffers)

@@ -1,4 +1,4 @@
-"""Numbers of ops that all backends share: the warps of augmentations, blur kernels, and bfloat16."""
+"""Formulas of ops that all backends share: the warps of augmentations, blur weights, and rounding to bfloat16."""
 
 from __future__ import annotations
 

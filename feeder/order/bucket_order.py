@@ -133,9 +133,8 @@ class BucketOrder(Order):
             owners = self.table.bucket_at(places)
             for bucket in np.unique(owners).tolist():
                 start, end = self.table.starts[bucket : bucket + 2].tolist()
-                words = philox(self.seed, epoch, [bucket], Stream.BUCKET)[0].tolist()
                 own = owners == bucket
-                places[own] = start + permute(places[own] - start, end - start, words[0] << 32 | words[1], epoch)
+                places[own] = start + permute(places[own] - start, end - start, self._seed_of(bucket, epoch), epoch)
         return self.table.members[places].astype(np.int64)
 
     def positions(self, epoch: int, ids: npt.ArrayLike) -> Int64s:
@@ -149,23 +148,28 @@ class BucketOrder(Order):
             place = np.minimum(np.searchsorted(members, wanted), end - start - 1)
             own = members[place] == wanted
             if self.shuffle and own.any():
-                words = philox(self.seed, epoch, [bucket], Stream.BUCKET)[0].tolist()
-                seed = words[0] << 32 | words[1]
-                found[own] = start + permute(place[own], end - start, seed, epoch, inverse=True)
+                found[own] = start + permute(place[own], end - start, self._seed_of(bucket, epoch), epoch, inverse=True)
             else:
                 found[own] = start + place[own]
         return found
 
+    def _seed_of(self, bucket: int, epoch: int) -> int:
+        """Returns the seed that a bucket is permuted by in an epoch."""
+        high, low = philox(self.seed, epoch, [bucket], Stream.BUCKET)[0, :2].tolist()
+        return int(high << 32 | low)
+
 
 @dataclass(frozen=True)
-class _Drawn:
+class _Chunk:
     """Full batches that were drawn together.
 
     Attributes:
+        begin: Number of the first of them.
         buckets, firsts: The bucket of each batch, and its first sample there.
         left, next: Of each bucket, full batches and first sample that come after them.
     """
 
+    begin: int
     buckets: list[int]
     firsts: list[int]
     left: list[int]
@@ -209,15 +213,15 @@ class BucketSplit(Split):
         self._order = order
         self._epoch = epoch
         self._consumed = done
-        # Of the positions that the epoch has, number before each bucket and consumed of each.
+        # Of the positions that the epoch keeps, the number before each bucket, and the number consumed of each.
         self._first = starts if gaps is None else gaps.places(starts)
-        self._done = self._kept_of(done)
-        left = np.diff(self._first) - self._done
+        self._kept_consumed = self._kept_of(done)
+        left = np.diff(self._first) - self._kept_consumed
         self._rests = left % self._global_batch  # of each bucket, what its last full batch leaves
         full = left // self._global_batch
         self._full = int(full.sum())  # number of full batches
         # Grows as steps are asked for, by several threads: what each adds follows from what stands before it.
-        self._drawn = {-1: _Drawn([], [], full.tolist(), self._done.tolist())}
+        self._chunks = {-1: _Chunk(0, [], [], full.tolist(), self._kept_consumed.tolist())}
 
     def positions(self, step: int) -> Int64s:
         """See :meth:`Split.positions`."""
@@ -225,8 +229,9 @@ class BucketSplit(Split):
         begin = self._begin + step * self._global_batch
         offsets = first - begin + np.arange(size, dtype=np.int64)
         if step < self._full:
-            drawn, number = self._drawn_with(step), step % _DRAWN_AT_ONCE
-            return self._positions(int(self._first[drawn.buckets[number]]) + drawn.firsts[number] + offsets)
+            chunk = self._chunk_of(step)
+            number = step - chunk.begin
+            return self._positions(int(self._first[chunk.buckets[number]]) + chunk.firsts[number] + offsets)
         return self._shared(begin + offsets % min(self._global_batch, self.kept - begin))
 
     def run(self, first_step: int, end_step: int) -> tuple[Int64s, Int64s]:
@@ -239,7 +244,8 @@ class BucketSplit(Split):
         begin = self._begin + step * self._global_batch
         self._share(step)
         if step < self._full:
-            return self._drawn_with(step).buckets[step % _DRAWN_AT_ONCE]
+            chunk = self._chunk_of(step)
+            return chunk.buckets[step - chunk.begin]
         middle = begin + min(self._global_batch, self.kept - begin) // 2
         return int(self._order.table.bucket_at(self._shared(np.array([middle])))[0])
 
@@ -251,9 +257,9 @@ class BucketSplit(Split):
         """Returns the samples of each bucket that the whole job has consumed, or passed over, after ``steps`` steps
         from ``start``."""
         full = min(steps, self._full)
-        drawn, number = self._drawn_with(full - 1), (full - 1) % _DRAWN_AT_ONCE + 1
-        later = np.bincount(drawn.buckets[number:], minlength=len(self._done))
-        done = np.array(drawn.next) - self._global_batch * later
+        chunk = self._chunk_of(full - 1)
+        later = np.bincount(chunk.buckets[full - chunk.begin :], minlength=len(self._consumed))
+        done = np.array(chunk.next) - self._global_batch * later
         shared = min(self.kept - self._begin, steps * self._global_batch) - full * self._global_batch
         before = np.cumsum(self._rests) - self._rests
         done = done + np.clip(shared - before, 0, self._rests)
@@ -263,7 +269,7 @@ class BucketSplit(Split):
         ends = [self._after(place) for place in (self._first[:-1] + done).tolist()]
         found = []
         for bucket, (number, size) in enumerate(zip(done.tolist(), sizes, strict=True)):
-            if number == self._done[bucket]:
+            if number == self._kept_consumed[bucket]:
                 found.append(int(self._consumed[bucket]))
             else:
                 is_over = self._first[bucket] + number == self._first[bucket + 1]
@@ -277,7 +283,7 @@ class BucketSplit(Split):
 
     @property
     def _begin(self) -> int:
-        return int(self._done.sum())
+        return int(self._kept_consumed.sum())
 
     def _kept_of(self, consumed: Int64s) -> Int64s:
         """Returns how many of the samples consumed of each bucket the epoch has."""
@@ -291,17 +297,17 @@ class BucketSplit(Split):
         owners = np.searchsorted(ends, row, side="right")
         return self._positions(self._first[owners + 1] - ends[owners] + row)
 
-    def _drawn_with(self, step: int) -> _Drawn:
-        """Returns the full batches that were drawn together with a step's; with step -1's: none."""
+    def _chunk_of(self, step: int) -> _Chunk:
+        """Returns the full batches that were drawn together with a step's; none for the step before the first, -1."""
         wanted = step // _DRAWN_AT_ONCE
-        last = next(each for each in range(wanted, -2, -1) if each in self._drawn)
+        last = next(each for each in range(wanted, -2, -1) if each in self._chunks)
         for number in range(last + 1, wanted + 1):
-            self._drawn[number] = self._draw(number, self._drawn[number - 1])
-        return self._drawn[wanted]
+            self._chunks[number] = self._draw_chunk(number, self._chunks[number - 1])
+        return self._chunks[wanted]
 
-    def _draw(self, number: int, before: _Drawn) -> _Drawn:
+    def _draw_chunk(self, number: int, before: _Chunk) -> _Chunk:
         first, size = number * _DRAWN_AT_ONCE, self._global_batch
-        drawn = _Drawn([], [], before.left.copy(), before.next.copy())
+        drawn = _Chunk(first, [], [], before.left.copy(), before.next.copy())
         consumed = self._begin + size * np.arange(first, min(self._full, first + _DRAWN_AT_ONCE))
         odds = uniform(self._order.seed, self._epoch, consumed, Stream.BUCKET_SEQUENCE, 1)[:, 0].tolist()
         for each in odds if self._order.shuffle else [0.0] * len(odds):

@@ -49,13 +49,13 @@ def gpu_cpus(torch: Any, number: int, root: str = "/") -> frozenset[int] | None:
 
 
 def cpus_near(
-    node: int | None, gpu_cpus: Collection[int] | None, allowed: Collection[int], root: str = "/"
+    node: int | None, near_gpu: Collection[int] | None, allowed: Collection[int], root: str = "/"
 ) -> frozenset[int] | None:
     """Returns the CPUs to stay on; None if it makes no difference.
 
     Args:
         node: The node to stay on; None: that of the GPU.
-        gpu_cpus: The CPUs that are near the GPU; None if there is no GPU, or they are unknown.
+        near_gpu: The CPUs near the GPU, see :func:`gpu_cpus`; None if there is no GPU, or they are unknown.
         allowed: The CPUs that this process may run on: what it was bound to before holds.
         root: As for :func:`numa_nodes`.
 
@@ -66,7 +66,7 @@ def cpus_near(
     if node is not None and node not in nodes:
         known = ", ".join(map(str, nodes)) or "none that the system tells of"
         raise ArgumentError(f"numa_node must be 'auto', None or a node of this host ({known}), got {node}")
-    wanted = gpu_cpus if node is None else nodes[node]
+    wanted = near_gpu if node is None else nodes[node]
     if len(nodes) < 2 or wanted is None:
         return None
     near = frozenset(wanted).intersection(allowed)

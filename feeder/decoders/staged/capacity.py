@@ -16,7 +16,7 @@ _PEEK = 1024
 _PEEK_AT_FILES = 64
 _GROUPS = 512
 _ALIGN = 64
-# Of a plan, for a view; a row for each of its segments takes up to a quarter of their bytes.
+# Size of a plan's tables for one view, beside the rows of segments: these take up to a quarter of the file's bytes.
 _TABLES_BYTES = 4096
 # Outliers have this many times the pixels of all but one image in a hundred, and at least this many.
 _OUTLIER_TIMES = 4
@@ -65,7 +65,7 @@ def plan_capacity(found: Peek, sizes: Sequence[tuple[int, int]], part_rows: int,
 
     Args:
         found: A sample of the images, see :func:`planning_sample`.
-        sizes: (height, width) of each view: images that the trainer's decoder does not decode travel as pixels.
+        sizes: (height, width) of each view. Images that the trainer's decoder does not get are staged as pixels.
         part_rows: Number of images that share their memory, at least 1.
         plans: True if JPEGs are staged as plans, which have tables beside the file's bytes.
     """

@@ -41,7 +41,9 @@ class Annotations(NamedTuple):
 
 
 def decode_boxes(data: Buffer | dict[str, Any]) -> Annotations:
-    """Parses ``{"boxes": [[4 numbers], ...], "labels": [int, ...], <further lists>}``; of an object it takes the lists.
+    """Parses ``{"boxes": [[4 numbers], ...], "labels": [int, ...], <further lists>}``.
+
+    Of a dict that is parsed already the result takes over the lists: the boxes are removed from it.
 
     Raises:
         DecodeError: saying what else it is.
@@ -79,6 +81,7 @@ def _decode(
     empty: tuple[int, int],
 ) -> Annotations:
     try:
+        # An array, as of a mask, is no JSON: it is named below.
         found: Any = data if isinstance(data, (dict, np.ndarray)) else json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"not JSON: {error}") from None
@@ -86,7 +89,7 @@ def _decode(
         has = f"an object with {', '.join(map(repr, found)) or 'no keys'}" if isinstance(found, dict) else _short(found)
         raise DecodeError(f'expected {{"{key}": {expected}, "labels": [int, ...]}}, got {has}')
 
-    values = _numbers(found.pop(key))
+    values = _numbers(found.pop(key))  # what is left is the rest
     if values is not None and not values.size and values.shape[0] == 0:
         values = values.reshape(empty)
     if values is not None and values.dtype.kind in "iuf":

@@ -74,7 +74,7 @@ class FastPath:
         dataset: The dataset, by the latest recipe.
         own_order: False with an explicit sampler.
         spans: The ways in which the run was split into batches.
-        unseeded: The order, by a seed that may not be the run's yet: for what does not depend on it.
+        unseeded: The order, by a seed that may not be the run's yet. For uses that do not depend on the seed.
     """
 
     def __init__(self, options: LoaderOptions, source: FeederDataset, dataset: Any, seed: RunSeed) -> None:
@@ -105,6 +105,7 @@ class FastPath:
         self._has_warned = self._has_told = False
 
         self._agreement = Agreement()
+        # Batches after which the epoch before was broken off, for the ranks that went on with it; None: it was not.
         self._left_after: int | None = None
         self._gaps: Recent[Gaps | None] = Recent(2)  # that the last epochs go without
         self.skip = options.skip
@@ -134,7 +135,11 @@ class FastPath:
 
     @property
     def order(self) -> Order:
-        """The order, by the run's seed. The first use may wait for rank 0."""
+        """The order, by the run's seed.
+
+        The first use may wait for rank 0, which tells the seed. If the path was made with another one, the use reseeds
+        sizes and work, and retires the workers.
+        """
         seed = self._seed.value()
         if seed != self.unseeded.seed:
             self.unseeded = self.unseeded.with_seed(seed)
@@ -158,7 +163,10 @@ class FastPath:
         return Order(len(self.dataset), self._seed.known or 0, shuffle, sizes)
 
     def _reordered(self, shuffle: Shuffle) -> Order | None:
-        """Returns the order by which a run goes on that was begun where the dataset lay elsewhere."""
+        """Returns the order by another way to shuffle, which a loaded state names; None if this dataset can't have it.
+
+        A run in lanes, say, goes on in lanes when its remote set is a local one now.
+        """
         ids = _ids(self.dataset.reader)
         if isinstance(self.unseeded, (BucketOrder, MixtureOrder)) or (ids is not None and (np.diff(ids) < 0).any()):
             return None
@@ -190,10 +198,15 @@ class FastPath:
         return (options.batch_size or 1) * current_ranks(options.ranks)[1]
 
     def check_reweighted(self, changed: Shares, at_sample: int) -> None:
-        """Refuses other weights of a mixture from a sample of the run on that is over, or ordered ahead.
+        """Checks that the weights of a mixture can change at a sample of the run.
+
+        Args:
+            changed: The shares, with the new weights.
+            at_sample: The first sample by them.
 
         Raises:
-            ArgumentError: with the first sample that can be; for lanes that can't follow.
+            ArgumentError: if that sample was handed out or ordered already, naming the first that was not; or if the
+                mixture's lanes can't follow the weights.
         """
         assert isinstance(self.unseeded, MixtureOrder)
         shares, place = self.unseeded.shares, self.place()

@@ -370,7 +370,7 @@ def _joined(batches: Sequence[tuple[Int64s, ...]], first_step: int) -> tuple[Int
 
 
 def _looked_ahead(order: Order) -> int:
-    """Returns the number of positions that an order's shards have to be known for, so that none is evicted too early."""
+    """Returns the number of positions to look ahead: with fewer, a shard may be evicted that is needed again soon."""
     if order.lanes is not None and isinstance(order.shuffle, Lanes):
         return 2 * order.lanes.count * max(order.shuffle.window, order.lanes.block)
     if isinstance(order.shuffle, Window):

@@ -30,7 +30,7 @@ from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.pending_batches import BatchSlots, Pending, PendingBatches
 from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.single_process import CountedIterator, begin_torchs
-from feeder.loader.generic.torchdata_state import GenericProgress, counts_off, fitting_states, sampler_place
+from feeder.loader.generic.torchdata_state import GenericProgress, fitting_states, resumes_by_skipping, sampler_place
 from feeder.loader.options import ImageOptions, LoaderOptions
 from feeder.loader.workers.iterator_lock import IteratorLock
 
@@ -170,7 +170,7 @@ class WorkersIterator(CountedIterator):
     def _restore(self, state: dict[str, Any]) -> None:
         main, last = self._load_main(state), state["_snapshot"]["_last_yielded_worker_id"]
         progress = self.progress
-        if self._is_iterable and counts_off(state):
+        if self._is_iterable and resumes_by_skipping(state):
             steps, self._num_yielded = self._num_yielded, 0
             self._fill()
             for _ in range(steps):  # nothing has a state: count off what was seen

@@ -19,8 +19,8 @@ from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.torchdata_state import (
     GenericProgress,
-    counts_off,
     fitting_states,
+    resumes_by_skipping,
     sampler_place,
     worker_key,
 )
@@ -178,7 +178,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
     def _load(self, state: dict[str, Any], own: dict[str, Any] | None) -> None:
         self._shared_seed = self._load_main(state)["_shared_seed"]
         fetcher = self._dataset_fetcher
-        if self._is_iterable and counts_off(state):
+        if self._is_iterable and resumes_by_skipping(state):
             blank = [None] * (self._index_sampler.batch_size if self._auto_collation else 1)
             for _ in range(self._num_yielded):  # nothing has a state: pass over the batches that were handed out
                 fetcher.fetch(blank)

@@ -8,10 +8,10 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.system.text import count
 
-# Of the seed and the epoch of images that a dataset leaves to the loader; torchdata has no such key.
+# Key of the seed and the epoch that the loader decodes a dataset's images by. Only feeder has it.
 DRAWS_KEY = "_draws"
 
-# Of the random state that the seeds of later epochs are drawn from; nor this one.
+# Key of the random state that the seeds of later epochs are drawn from. Only feeder has it.
 SEEDS_KEY = "_seeds"
 
 
@@ -71,11 +71,13 @@ def worker_key(worker: int) -> str:
 
 
 def fitting_states(state: dict[str, Any], workers: int, is_iterable: bool) -> dict[str, Any]:
-    """Returns the workers' states if they fit this number of workers; none if they need not fit. Without workers there
-    is one state, that of the calling process.
+    """Returns the workers' states, which a resume with as many workers goes on from.
+
+    With another number of workers the states are left out, if no dataset or iterator has put one of its own in them.
+    Without workers there is one state, that of the calling process.
 
     Raises:
-        ArgumentError: if they hold states that another number of workers can't go on with.
+        ArgumentError: if the number differs, and a dataset is iterable or there are states of their own.
     """
     states: dict[str, Any] = state["_snapshot"]["_worker_snapshots"]
     if len(states) == max(1, workers):
@@ -88,9 +90,11 @@ def fitting_states(state: dict[str, Any], workers: int, is_iterable: bool) -> di
     return {}
 
 
-def counts_off(state: dict[str, Any]) -> bool:
-    """Returns True if the workers of an iterable dataset have no state, so that a resume makes its batches again and
-    drops them."""
+def resumes_by_skipping(state: dict[str, Any]) -> bool:
+    """Returns True if an iterable dataset has no state in any worker.
+
+    A resume then makes the batches that were handed out once more, and drops them.
+    """
     return all(
         worker["dataset_state"] is None
         and (worker["fetcher_state"] is None or worker["fetcher_state"]["dataset_iter_state"] is None)

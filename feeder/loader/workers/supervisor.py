@@ -119,7 +119,7 @@ class Supervisor(Generic[W]):
         weakref.finalize(worker, mine.close).atexit = False
         self._poll.register(mine, select.POLLIN)
         self._numbers[mine.fileno()] = number
-        self.workers[number : number + 1] = [worker]
+        self.workers[number : number + 1] = [worker]  # takes the place of the one before, or is appended
         return worker
 
     def send(self, number: int, about: int, data: bytes, descriptors: Sequence[int] = (), keep: object = None) -> None:
@@ -212,8 +212,8 @@ class Supervisor(Generic[W]):
         worker.process.kill()
         return True
 
-    def is_ending(self, number: int) -> bool:
-        """Returns True if a worker has ended, or does within a few seconds."""
+    def wait_for_end(self, number: int) -> bool:
+        """Waits up to five seconds for a worker to end; returns True if it has."""
         return not wait_for([self.workers[number].process], END_S)
 
     def end(self, number: int) -> int:
@@ -227,9 +227,9 @@ class Supervisor(Generic[W]):
         """
         self._check_exit()
         worker = self.workers[number]
-        if not self.is_ending(number):  # it has closed its connection, and runs on
+        if not self.wait_for_end(number):  # it has closed its connection, and runs on
             worker.process.kill()
-        if not self.is_ending(number):
+        if not self.wait_for_end(number):
             raise WorkerError(
                 f"worker {number} (pid {worker.process.pid()}) does not end although it was killed; it is stuck in the "
                 "kernel, most likely on a dead file system"

@@ -4,8 +4,8 @@ Note [What is evicted]
     A file is not evicted while it is kept (indices), being written, read by a client, or needed by a plan. Files that
     all plans are done with are evicted first, then the others; of each kind, the one used longest ago is first.
 
-    Pinned files stay, as they leave room in the budget for files that come and go. They are evicted only when the budget
-    has become smaller or the disk is full. A full disk may also evict planned files, which are then fetched again.
+    Pinned files stay, as they leave room in the budget for files that come and go. They are evicted only once the
+    budget has become smaller or the disk is full. A full disk may also evict planned files, to be fetched again.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _list_classes(source: Source, members: Sequence[str]) -> None:
         source.notes.append(downloads_note(root, classes))
     for label, name in enumerate(classes):
         before = len(source.table)
-        _add_class(source, name, label if is_labelled else -1, members)
+        _add_folder(source, name, label if is_labelled else -1, members)
         if is_labelled and len(source.table) == before:
             source.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
 
@@ -112,13 +112,13 @@ def list_tree(source: Source, members: Sequence[str] | None = None) -> None:
     """
     try:
         for name in _list_files(source, "", -1, None, members):
-            _add_class(source, name, -1, members)
+            _add_folder(source, name, -1, members)
     except OSError as error:
         raise SourceError(f"{source.root}: can't be listed: {error.strerror}") from None
 
 
-def _add_class(source: Source, top: str, label: int, members: Sequence[str] | None) -> None:
-    """Adds the files below a class folder, sorted by name; see :func:`_list_files`."""
+def _add_folder(source: Source, top: str, label: int, members: Sequence[str] | None) -> None:
+    """Adds the files below a folder of the source, sorted by name, with that label; see :func:`_list_files`."""
 
     def leave_out(path: str, reason: str) -> None:
         if reason.startswith("unreadable"):

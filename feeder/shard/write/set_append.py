@@ -1,4 +1,12 @@
-"""Adds samples to a finished shard set, as a new version of it."""
+"""Adds samples to a finished shard set, as a new version of it.
+
+Note [Append]
+    A version becomes part of the set in three steps, each by a rename, or as an object that appears whole.
+    ``append.json`` is written first: the manifest that the set will have. Then the new header takes the place of the
+    old one, and the samples are part of the set. At last ``append.json`` takes the place of ``manifest.json``.
+    A run that is interrupted before the second step leaves the set as it was. After it, the next call does the third:
+    ``append.json`` has the digest of the header that is in place.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +139,7 @@ def _append(
     os.replace(folder.work_file(MANIFEST_NAME), folder.work_file(_NEXT_MANIFEST))
     folder.publish(folder.file(REJECTED_NAME), folder.work_file(_NEXT_MANIFEST))
 
-    os.replace(next_header, header)  # which makes the samples part of the set
+    os.replace(next_header, header)  # the second step of Note [Append]
     folder.publish(header)
     _complete(folder)
     folder.finish()
@@ -188,7 +196,7 @@ def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
 
 
 def _complete(folder: OutputFolder) -> None:
-    """Puts the manifest of a version in place if the version's header is."""
+    """Does the third step of Note [Append], if the second was done. Else ``append.json`` stays, unused."""
     pending = folder.work_file(_NEXT_MANIFEST)
     if not os.path.exists(pending):
         return

@@ -177,7 +177,19 @@ def run_sharding(
             locked_output(out, force=force) as folder,
             contextlib.closing(open_it(folder.work, options.image_field or folder.image_field())) as source,
         ):
-            new = Manifest(options.settings(), {}, 0, 0, 0, 0, {}, {}, None, {}, [])
+            new = Manifest(
+                settings=options.settings(),
+                source={},
+                inputs=0,
+                samples=0,
+                rejected=0,
+                bad=0,
+                formats={},
+                encoded={},
+                classes=None,
+                index={},
+                shards=[],
+            )
             return Run(folder, source, options, progress, started_s, engine, new).run()
     except OSError as error:
         place = error.filename or shown_place(out)
