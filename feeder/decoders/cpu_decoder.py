@@ -29,7 +29,7 @@ from feeder.transforms import Draws, Recipe
 if TYPE_CHECKING:
     from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 
-_LARGEST_SIDE = (1 << 16) - 1
+LARGEST_SIDE = (1 << 16) - 1
 _FEW = 8
 
 
@@ -192,10 +192,10 @@ class CpuDecoder(Decoder):
         for view in views:
             recipe, draws = view.recipe, view.draws
             height, width = draws.base_size[0].tolist()
-            if max(height, width) > _LARGEST_SIDE or (
+            if max(height, width) > LARGEST_SIDE or (
                 height * width > self.max_pixels and (recipe.rest or draws.frame is not None)
             ):
-                most = f"max_pixels={self.max_pixels} or {_LARGEST_SIDE} a side"
+                most = f"max_pixels={self.max_pixels} or {LARGEST_SIDE} a side"
                 raise DecodeError(
                     f"the recipe makes {width}x{height} pixels, more than {most}; end it with a fixed size"
                 )

@@ -75,9 +75,7 @@ class EqualShards:
             lanes: int64 [N].
             turns: int64 [N], numbers of samples that the lane gives before each of them in this epoch.
         """
-        every = np.arange(self._lanes)
-        keys, gaps = self._draws.get((seed, epoch), lambda: _draw(seed, epoch, every, whole.shards))
-        before = (gaps * self._size)[lanes]
+        keys, before = self._drawn(seed, epoch, whole, lanes)
         rest = whole.rest[lanes]
         offsets = whole.samples[lanes] + turns - before
         is_whole = (turns < before) | (turns >= before + rest)
@@ -96,9 +94,7 @@ class EqualShards:
 
     def turns(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, offsets: Int64s) -> Int64s:
         """Returns the turns of samples by their offsets: the inverse of :meth:`offsets`."""
-        every = np.arange(self._lanes)
-        keys, gaps = self._draws.get((seed, epoch), lambda: _draw(seed, epoch, every, whole.shards))
-        before = (gaps * self._size)[lanes]
+        keys, before = self._drawn(seed, epoch, whole, lanes)
         turns = before + offsets - whole.samples[lanes]
         is_whole = offsets < whole.samples[lanes]
         lanes, offsets, before = lanes[is_whole], offsets[is_whole], before[is_whole]
@@ -111,6 +107,13 @@ class EqualShards:
         """Returns the lanes and offsets of samples, each int64 [N]: the inverse of :meth:`ids`."""
         shards = ids // self._size
         return shards % self._lanes, shards // self._lanes * self._size + ids % self._size
+
+    def _drawn(self, seed: int, epoch: int, whole: Whole, lanes: Int64s) -> tuple[Uint64s, Int64s]:
+        """Returns the order of the lanes' whole shards, see :func:`_draw`, and for each of some lanes, int64 [N], the
+        samples of whole shards before the rest, int64 [N]."""
+        every = np.arange(self._lanes)
+        keys, gaps = self._draws.get((seed, epoch), lambda: _draw(seed, epoch, every, whole.shards))
+        return keys, (gaps * self._size)[lanes]
 
 
 class _Turns(NamedTuple):

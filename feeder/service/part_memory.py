@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from feeder.errors import ArgumentError
 from feeder.loader.slots.region import Region
+from feeder.system.arrays import aligned
 from feeder.system.checks import check_int
 from feeder.system.cores import available_bytes
 
@@ -48,7 +49,7 @@ def memory_bytes(window_bytes: int, cores: int) -> int:
             f"--window takes {window_bytes >> 20} MiB, and this machine has {available >> 20} MiB available: lower it"
         )
     parts_bytes = min((2 * cores + 2) * PART_BYTES, max(2 * PART_BYTES, (available - window_bytes) // 2))
-    return -(-(window_bytes + parts_bytes) // _UNIT) * _UNIT
+    return aligned(window_bytes + parts_bytes, _UNIT)
 
 
 @dataclass(eq=False)
@@ -104,7 +105,7 @@ class PartMemory:
             OSError: if the machine has no memory left.
         """
         unit = max(_UNIT, 1 << max(0, size_bytes.bit_length() - 1 - _CLASS_BITS))
-        size_bytes = -(-size_bytes // unit) * unit
+        size_bytes = aligned(size_bytes, unit)
         piece = self._reused(size_bytes) or self._split(size_bytes)
         if piece is None:
             self._join()

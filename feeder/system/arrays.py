@@ -1,4 +1,4 @@
-"""Types of arrays, for the signatures of functions; their docstrings say shapes and ranges."""
+"""Types of arrays, for the signatures of functions, and the places of arrays in memory."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ Uint8s = npt.NDArray[np.uint8]
 Uint32s = npt.NDArray[np.uint32]
 Uint64s = npt.NDArray[np.uint64]
 AnyArray = npt.NDArray[Any]
+
+
+def aligned(size_bytes: int, unit_bytes: int) -> int:
+    """Returns a size, rounded up to a multiple of a unit."""
+    return -(-size_bytes // unit_bytes) * unit_bytes

@@ -9,7 +9,7 @@ import numpy as np
 
 from feeder.decoders.staged.staged import ROW
 from feeder.order.permutation import permute
-from feeder.system.arrays import Bools, Int64s
+from feeder.system.arrays import Bools, Int64s, aligned
 
 _PEEK = 1024
 # The same where each sample is a file to open.
@@ -71,7 +71,7 @@ def plan_capacity(found: Peek, sizes: Sequence[tuple[int, int]], part_rows: int,
     """
     rows_bytes, pixels_bytes = len(sizes) * ROW.itemsize, sum(3 * height * width for height, width in sizes)
     if not len(found.lengths):
-        return Capacity(_aligned(rows_bytes + pixels_bytes), _OUTLIER_LEAST)
+        return Capacity(aligned(rows_bytes + pixels_bytes, _ALIGN), _OUTLIER_LEAST)
     pixels = found.sizes.prod(axis=1)
     usual = float(np.quantile(pixels[found.is_jpeg], 0.99, method="lower")) if found.is_jpeg.any() else 0.0
     outlier = max(_OUTLIER_LEAST, int(_OUTLIER_TIMES * usual))
@@ -83,8 +83,4 @@ def plan_capacity(found: Peek, sizes: Sequence[tuple[int, int]], part_rows: int,
     # what does not fit travels another way.
     sums = np.random.default_rng(0).choice(needs, (_GROUPS, part_rows)).sum(axis=1)
     share = rows_bytes + -(-int(sums.max()) // part_rows)
-    return Capacity(_aligned(share), outlier)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
+    return Capacity(aligned(share, _ALIGN), outlier)

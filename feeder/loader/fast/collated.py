@@ -29,6 +29,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.batch_message import Collated, Slot, pack
 from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.workers.seeding import seeded
+from feeder.system.arrays import aligned
 from feeder.transforms import Views
 
 _ALIGN = 64
@@ -131,4 +132,4 @@ def slot_bytes_per_sample(work: Work) -> int:
             return _ALIGN
         shape = *recipe.leading_shape, *recipe.output_size
         sizes_bytes.append(math.prod(shape) * recipe.storage_dtype.itemsize)
-    return sum(-(-size // _ALIGN) * _ALIGN for size in sizes_bytes)
+    return sum(aligned(size, _ALIGN) for size in sizes_bytes)

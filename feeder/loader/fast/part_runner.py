@@ -25,7 +25,7 @@ import numpy as np
 from feeder import _native
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import SubsetReader
-from feeder.decoders.cpu_decoder import CpuDecoder
+from feeder.decoders.cpu_decoder import LARGEST_SIDE, CpuDecoder
 from feeder.decoders.programs import Finish, Programs, has_programs, programs
 from feeder.loader.observe.meter import Meter, stage_at
 from feeder.shard.source.image_file import LARGE_BYTES
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _PAUSE = 32  # parts that are made without a call, after a call that left most samples out
 _STAGES = ("read", "draw", "decode", "transform")
-_LARGEST_SIDE = (1 << 16) - 1
 
 
 @dataclass
@@ -308,7 +307,7 @@ def base_ops(recipe: Recipe) -> _native.BaseOps | None:
     """Returns the ops of the base path of a recipe without variable sizes; None if one is unknown to the kernels."""
     ops = _native.BaseOps()
     for stream, op in enumerate(recipe.ops[: recipe.base_length]):
-        if max(_sides(op), default=0) > _LARGEST_SIDE or getattr(op, "interpolation", None) == DRAWN:
+        if max(_sides(op), default=0) > LARGEST_SIDE or getattr(op, "interpolation", None) == DRAWN:
             return None
         if type(op) is RandomResizedCrop:
             logs = math.log(op.ratio[0]), math.log(op.ratio[1])

@@ -29,11 +29,11 @@ from feeder.order.split import Split, ordered_batches
 from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.shard.cache.link import Link
 from feeder.shard.format.shard_index import IndexedShard
+from feeder.shard.store.store import RANGE_BYTES
 from feeder.system.arrays import Int64s
 
 _log = logging.getLogger("feeder")
 
-RANGE_BYTES = 8 << 20
 _CHUNK_SAMPLES = 4096  # that are looked up together
 _TOGETHER = 8  # that part of what is looked ahead is planned together
 _PLAIN_SAMPLES = 1 << 16  # looked ahead in an order without windows

@@ -10,7 +10,7 @@ from feeder.loader.device.page_lock import page_lock
 from feeder.loader.generic.generic_worker import BatchResult
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.slots.slots import Slots
-from feeder.system.arrays import Uint8s
+from feeder.system.arrays import Uint8s, aligned
 from feeder.system.cores import available_bytes
 
 _SMALLEST_SLOT = 1 << 16
@@ -152,7 +152,7 @@ class BatchSlots:
         """Makes slots for batches of that size, unless they fit those that are there, or are small or too large."""
         if wanted_bytes < _SMALLEST_SLOT or (self.current is not None and wanted_bytes <= self.current.slot_bytes):
             return
-        size = -(-(wanted_bytes + wanted_bytes // 16) // _PAGE) * _PAGE
+        size = aligned(wanted_bytes + wanted_bytes // 16, _PAGE)
         limit = self._limit_bytes if self._limit_bytes is not None else available_bytes() // 2
         count = min(self._count, limit // size)
         if count >= 1:

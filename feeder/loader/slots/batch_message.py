@@ -22,7 +22,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import collate as torch_collate
 
-from feeder.system.arrays import AnyArray, Uint8s
+from feeder.system.arrays import AnyArray, Uint8s, aligned
 
 _ALIGN = 64
 # Smaller tensors go into the message: a slot's bookkeeping would cost more.
@@ -45,11 +45,12 @@ class Slot:
 
     def take(self, size: int) -> int | None:
         """Returns the offset of ``size`` unused bytes, or None if they don't fit."""
-        self.wanted += -(-size // _ALIGN) * _ALIGN
+        taken = aligned(size, _ALIGN)
+        self.wanted += taken
         if self.used + size > self.memory.size:
             return None
         offset = self.used
-        self.used += -(-size // _ALIGN) * _ALIGN
+        self.used += taken
         return offset
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ import numpy as np
 from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError
 from feeder.loader.slots.slots import Slots
-from feeder.system.arrays import AnyArray, Int64s, Uint8s
+from feeder.system.arrays import AnyArray, Int64s, Uint8s, aligned
 from feeder.system.cores import available_bytes
 
 # Batches that a training loop holds at a time: the one in use, and the one before it until the name is bound anew.
@@ -47,11 +47,11 @@ class Layout:
     def offsets(self) -> tuple[int, ...]:
         """Offsets of the images, the further arrays and the slot's end, bytes."""
         at = (_COLUMNS * 8 + self.label_dtype.itemsize) * self.batch_size
-        offsets = [_aligned(at, _PAGE)]
+        offsets = [aligned(at, _PAGE)]
         for column in self.columns:
             at = offsets[-1] + self.batch_size * math.prod(column.shape) * np.dtype(column.dtype).itemsize
-            offsets.append(_aligned(at, _LINE))
-        offsets[-1] = _aligned(at, _PAGE)
+            offsets.append(aligned(at, _LINE))
+        offsets[-1] = aligned(at, _PAGE)
         return tuple(offsets)
 
     @property
@@ -69,6 +69,10 @@ class Layout:
     def columns(self) -> tuple[Column, ...]:
         """The images and the further arrays."""
         return *self.images, *self.further
+
+    def columns_at(self, sizes: Sizes | None) -> tuple[Column, ...]:
+        """Returns the images and the further arrays of a batch, see :meth:`at`; None: of the layout's sizes."""
+        return self.columns if sizes is None else self.at(sizes).columns
 
     def at(self, sizes: Sizes) -> Layout:
         """Returns the layout of a batch of other sizes, which fit in a slot. Staged images have no sizes there."""
@@ -153,10 +157,9 @@ class SlotView:
                 *(np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(_COLUMNS))
             )
         labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * _COLUMNS)
-        columns = layout.columns if sizes is None else layout.at(sizes).columns
         arrays = tuple(
             np.ndarray((rows, *column.shape), column.dtype, memory, offset)
-            for column, offset in zip(columns, layout.offsets, strict=False)
+            for column, offset in zip(layout.columns_at(sizes), layout.offsets, strict=False)
         )
         return cls(samples, labels, arrays[: len(layout.images)], arrays[len(layout.images) :], sizes)
 
@@ -177,7 +180,7 @@ class SlotView:
             empty: Makes each array of the images and the further ones; empty: :func:`numpy.empty`.
         """
         rows = len(samples.ids)
-        columns = layout.columns if sizes is None else layout.at(sizes).columns
+        columns = layout.columns_at(sizes)
         makers = empty or (np.empty,) * len(columns)
         arrays = tuple(make((rows, *each.shape), each.dtype) for make, each in zip(makers, columns, strict=True))
         images = arrays[: len(layout.images)]
@@ -252,7 +255,3 @@ def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -
 
     slots = min(fit, ahead + held)
     return slots, max(1, min(ahead, slots - 1))
-
-
-def _aligned(size: int, unit: int) -> int:
-    return -(-size // unit) * unit

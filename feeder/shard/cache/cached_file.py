@@ -16,6 +16,7 @@ from feeder.shard.store.store import Entry
 from feeder.system.arrays import Uint32s
 
 Block = Sequence[memoryview]  # the bytes of a block, in pieces
+ATTEMPTS = 4  # to get bytes that are right
 
 
 @dataclass(frozen=True, eq=False)

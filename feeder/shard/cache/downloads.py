@@ -22,18 +22,16 @@ from dataclasses import dataclass, field
 
 from feeder.errors import FeederError, StoreError
 from feeder.shard.cache.cache_files import CacheFiles
-from feeder.shard.cache.cached_file import Block, CachedFile
+from feeder.shard.cache.cached_file import ATTEMPTS, Block, CachedFile
 from feeder.shard.cache.plans import next_range
 from feeder.shard.cache.presence import BLOCK_BYTES
-from feeder.shard.store.store import Bytes, Store
+from feeder.shard.store.store import RANGE_BYTES, Bytes, Store
 
-RANGE_BYTES = 8 << 20
 _RANGE_BLOCKS = RANGE_BYTES // BLOCK_BYTES
 _THREADS = 32
 # Ranges got ahead at a time. They share the network, so the first ones come sooner if there are few at first; each that
 # has come makes room for one more.
 _FIRST_AHEAD, _MOST_AHEAD = 4, 16
-_ATTEMPTS = 4  # of a range whose bytes are wrong
 _HEDGE_DIVISOR = 100  # of all bytes: the share that may be asked for twice, or one range while that is less
 GRACE_S = 2.0  # that a store gets to say what is wrong
 _LOOK_S = 0.1
@@ -229,13 +227,7 @@ class Downloads:
 
     def _begin(self, file: CachedFile, blocks: list[int]) -> list[Download]:
         """Makes downloads of blocks that are missing, with the lock held."""
-        downloads: list[Download] = []
-        for block in blocks:
-            last = downloads[-1] if downloads else None
-            if last is not None and last.end == block and block - last.first < _RANGE_BLOCKS:
-                last.end = block + 1
-            else:
-                downloads.append(Download(file, block, block + 1))
+        downloads = [Download(file, first, end) for first, end in _runs(blocks, _RANGE_BLOCKS)]
         for download in downloads:
             for block in range(download.first, download.end):
                 self._coming[file, block] = download
@@ -296,7 +288,7 @@ class Downloads:
             raise StoreError(f"{self._shown(file)}: nobody needs it any more")
         if file.record.doubtful(download.first, download.end):
             self._compare(download)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             wrong = []
             missing = file.record.missing(download.first, download.end)
             for first, end in _runs(missing):  # some have come if a hedged request was faster
@@ -306,7 +298,7 @@ class Downloads:
         begin, stop = file.block_range(wrong[0], wrong[0] + 1)
         raise StoreError(
             f"{self._shown(file)}: bytes {begin:,} to {stop:,} don't match their checksum in the set's index, "
-            f"{_ATTEMPTS} times in a row{self._files.also_damaged(file.name)}: the object was replaced or is damaged. "
+            f"{ATTEMPTS} times in a row{self._files.also_damaged(file.name)}: the object was replaced or is damaged. "
             "Restore it, or make the index anew with `feeder index`"
         )
 
@@ -456,11 +448,11 @@ def _in_blocks(pieces: Iterable[Bytes], size_bytes: int) -> Iterator[list[Block]
             yield blocks
 
 
-def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Joins blocks that follow one another: [(first, end), ...]."""
+def _runs(blocks: Sequence[int], most: float = math.inf) -> list[tuple[int, int]]:
+    """Joins blocks that follow one another, ``most`` at a time: [(first, end), ...]."""
     runs: list[tuple[int, int]] = []
     for block in blocks:
-        if runs and runs[-1][1] == block:
+        if runs and runs[-1][1] == block and block - runs[-1][0] < most:
             runs[-1] = runs[-1][0], block + 1
         else:
             runs.append((block, block + 1))

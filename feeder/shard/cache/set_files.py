@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from feeder.errors import FormatError, StoreError
 from feeder.shard.cache.cache_files import CHECKED, CacheFiles
-from feeder.shard.cache.cached_file import Contents, entry_identity
+from feeder.shard.cache.cached_file import ATTEMPTS, Contents, entry_identity
 from feeder.shard.cache.link import LOCK, LOG, SOCKET
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.presence import RECORDS
@@ -24,7 +24,6 @@ from feeder.system.mapping import map_file
 _MOST_BYTES = 1 << 40  # of a file that comes in ranges
 _MOST_HEADER_BYTES = 1 << 32
 _OWN = {LOCK, LOG, MARK, RECORDS, SOCKET}  # in a mirror's folder, and in no set's
-_ATTEMPTS = 4
 _KNOWN = 4096  # files whose contents are kept at hand
 
 
@@ -188,7 +187,7 @@ class SetFiles:
                     f"{self._store.url.object(name)}: {size_bytes:,} bytes of it are needed at once, and the cache may "
                     f"take {budget_bytes:,}; give it more with cache_bytes=, or a larger disk with cache_dir="
                 )
-            for attempt in range(1, _ATTEMPTS + 1):
+            for attempt in range(1, ATTEMPTS + 1):
                 path = os.path.join(self._files.folder, f"{CHECKED}{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
                 try:
                     with open(path, "x+b") as file:  # not in memory: nothing is known of it but what the header says
@@ -200,7 +199,7 @@ class SetFiles:
                         check(path)
                         return map_file(file.fileno(), size_bytes)
                 except FormatError as error:
-                    if attempt == _ATTEMPTS:
+                    if attempt == ATTEMPTS:
                         reason = str(error).removeprefix(f"{path}: ")
                         raise FormatError(
                             f"{self._store.url.object(name)}: {reason}{self._files.also_damaged(name)}"
