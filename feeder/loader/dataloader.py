@@ -83,7 +83,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Other datasets take torch's path, and their batches are made as torch's loader makes them. :attr:`path` says which
     path it is, and docs/loading.md what each does.
 
-    Each argument is an attribute of its name. Of feeder's own arguments ``skip`` alone can be changed later.
+    Each of feeder's own arguments is an attribute of its name. ``skip`` alone of them can be changed later.
 
     Args:
         dataset: As torch's, like all arguments up to ``in_order`` but for what follows.
