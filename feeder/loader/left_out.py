@@ -41,16 +41,19 @@ def check_skip(skip: Skip | None, order: Order, reader: Reader, *, own_order: bo
             "skip= is for the loader's own order, and this one has a sampler: leave them out there. "
             + SAMPLER_OF_A_FRAMEWORK
         )
+
     if skip.spans and isinstance(order, BucketOrder):
         raise ArgumentError(
             "a span is of positions that follow each other, and batches in buckets are not of such: skip samples by "
             "their ids, which loader.samples_of(epoch, step) gives"
         )
+
     if isinstance(order, MixtureOrder) and order.shares.batch:
         raise ArgumentError(
             "a Mixture with batching='per_source' can't skip samples, as others would move up into batches of another "
             "source: leave them out of the source, by Subset or `feeder takedown`"
         )
+
     samples = len(reader.whole if isinstance(reader, SubsetReader) else reader)
     if len(skip.ids) and skip.ids[-1] >= samples:
         raise ArgumentError(f"skip has sample {skip.ids[-1]}, and the dataset has samples 0 to {samples - 1}")

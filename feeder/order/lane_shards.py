@@ -111,8 +111,7 @@ class EqualShards:
     def _drawn(self, seed: int, epoch: int, whole: Whole, lanes: Int64s) -> tuple[Uint64s, Int64s]:
         """Returns the order of the lanes' whole shards, see :func:`_draw`, and for each of some lanes, int64 [N], the
         samples of whole shards before the rest, int64 [N]."""
-        every = np.arange(self._lanes)
-        keys, gaps = self._draws.get((seed, epoch), lambda: _draw(seed, epoch, every, whole.shards))
+        keys, gaps = self._draws.get((seed, epoch), lambda: _draw(seed, epoch, np.arange(self._lanes), whole.shards))
         return keys, (gaps * self._size)[lanes]
 
 

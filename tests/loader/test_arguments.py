@@ -20,6 +20,7 @@ from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
+from feeder.order.skip import Skip
 from feeder.transforms import (
     BUCKET,
     MixUp,
@@ -224,6 +225,37 @@ def test_options_make_another_loader_like_it(shards: Path, arguments: dict[str, 
         assert [*another] == [*loader]
     else:
         assert same_batches(copied_epoch(another), copied_epoch(loader))
+
+
+GIVEN: dict[str, Any] = {
+    "seed": 3,
+    "rank": 1,
+    "world_size": 2,
+    "skip": Skip([4]),
+    "mix": MixUp(num_classes=7),
+    "sizes": PadToBatch(8),
+    "memory_format": torch.channels_last,
+    "device": ToDevice("cpu", prefetch=1),
+    "backend": Dali(hw_decoder_load=0.5),
+    "fidelity": "exact",
+    "worker_options": WorkerOptions(hang_timeout_s=9),
+    "on_error": "skip",
+    "snapshot_every_n_steps": 3,
+    "service": Service("file:none", only=True),
+    "metrics": Metrics(address="127.0.0.2"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OWN))
+def test_each_of_feeders_arguments_reads_back_and_is_accepted_again(shards: Path, name: str) -> None:
+    value = GIVEN[name]
+    together = {"rank": ("world_size", "seed"), "world_size": ("rank", "seed"), "service": ("seed",)}
+    arguments = {each: GIVEN[each] for each in (name, *together.get(name, ()))}
+    loader = DataLoader(ShardDataset(shards, CROP_AND_FLIP), 4, **arguments)
+    assert value != inspect.signature(DataLoader).parameters[name].default
+    assert getattr(loader, name) == vars(loader)[name] == loader.options()[name] == value
+    again = DataLoader(ShardDataset(shards, CROP_AND_FLIP), 4, **{each: getattr(loader, each) for each in OWN})
+    assert {each: getattr(again, each) for each in OWN} == {each: getattr(loader, each) for each in OWN}
 
 
 def test_options_are_those_of_the_run(shards: Path) -> None:

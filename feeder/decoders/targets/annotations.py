@@ -43,7 +43,7 @@ class Annotations(NamedTuple):
 def decode_boxes(data: Buffer | dict[str, Any]) -> Annotations:
     """Parses ``{"boxes": [[4 numbers], ...], "labels": [int, ...], <further lists>}``.
 
-    Of a dict that is parsed already the result takes over the lists: the boxes are removed from it.
+    A dict that was parsed already is changed: its boxes are removed, and it becomes the result's ``rest``.
 
     Raises:
         DecodeError: saying what else it is.

@@ -495,6 +495,7 @@ class FastPath:
                 f"this state is of version {version!r}, and this feeder reads version {_STATE_VERSION}: resume with "
                 "the feeder that saved it, or begin an epoch with loader.set_epoch(epoch)"
             )
+
         self._follow_batch(self.options)
         make = self._reordered if self.options.follows_state else None
         seed = self._seed.of_state(state)
@@ -503,10 +504,12 @@ class FastPath:
         check_identity(state, identity)
         if isinstance(order, MixtureOrder):
             order = order.with_shares(order.shares.of_state(state.get("weights")))
+
         place = Place.of_state(state, order, own_order=self.own_order)
         self.spans, skip = Spans.of_state(state), Skip.of_state(state.get("skip"))
         if self.skip is None and skip is not None:
             self.skip = skip
+
         self._seed.known = seed
         self.unseeded = order.with_seed(self.unseeded.seed)
         self._next = place

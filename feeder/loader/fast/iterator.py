@@ -100,7 +100,7 @@ class FastIterator:
                 progress.warn_of_skipped()
             raise
         except BaseException:
-            with contextlib.suppress(Exception):  # the error above says more
+            with contextlib.suppress(Exception):  # the first error is raised
                 self.end()
             with explained():
                 raise

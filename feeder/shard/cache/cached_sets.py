@@ -84,9 +84,11 @@ def trim(cache_dir: str, size_bytes: int) -> int:
     sets = cached_sets(cache_dir)
     over = sum(each.size_bytes for each in sets) - size_bytes
     freed = 0
+
     for each in sets:
         if freed >= over and size_bytes:
             continue
+
         lock = lock_mirror(each.folder)
         if lock is None:
             continue

@@ -93,6 +93,7 @@ def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | S
     archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK_BYTES)))
     archive.fileobj = TarHeaders(file)  # type: ignore[assignment]
     position, ended, is_seam, damage = 0, False, False, ""
+
     while position < file_bytes:
         zeros = _zero_blocks(file, position)
         if zeros > 1:
@@ -101,6 +102,7 @@ def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | S
                 damage = damage or f"damaged tar: {hole}, where samples may have been"
             position, ended, is_seam = position + zeros * BLOCK_BYTES, True, True
             continue
+
         file.seek(position)
         archive.offset = position
         try:
@@ -118,11 +120,13 @@ def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | S
             damage = damage or f"damaged tar: no valid header at byte {position} ({error})"
             position, ended = _next_header(file, max(position + BLOCK_BYTES, file.tell())), True
             continue
+
         if damage:
             yield Refused("", f"{damage}; reading went on at byte {position}")
         elif is_seam:
             yield Seam(position)
         is_seam = False
+
         position, ended, damage = archive.offset, False, ""
         reason = _refusal(info)
         if reason:
@@ -135,6 +139,7 @@ def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | S
             damage = damage if position < file_bytes else ""
         elif info.isreg():
             yield Member(info.name, info.offset_data, info.size)
+
     if damage:
         yield Refused("", f"{damage}; no header follows, the rest can't be read")
     elif not file_bytes:

@@ -121,6 +121,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
                 f"{root}: no such folder; --image-root is the folder that the manifest's paths start from"
             )
         source = Source(SourceKind.MANIFEST, root)
+
     tables.add_to(source)
     shown = shown_place(path)
     with Spool(source, spool_path) as spool:
@@ -145,6 +146,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
             raise
         except SourceError as error:
             raise SourceError(tables.named(str(error))) from None
+
         source.notes = list(map(tables.named, source.notes))
         listing.finish()
         if columns.lists:
@@ -309,6 +311,7 @@ class _Listing:
         for column in columns.lists:
             value = row.get(column)
             extras[column] = value if isinstance(value, list) else [value]
+
         image = row.get(columns.image) if columns.image else None
         image_path = row.get(columns.path) if columns.path else None
         is_file = not columns.image
@@ -316,6 +319,7 @@ class _Listing:
             image_path = image_path or image.get("path")
             image = image.get("bytes")
             is_file = image is None and bool(image_path) and not self._source.is_remote
+
         stored: list[StoredField] = []
         size, mtime_ns = 0, NO_FILE
         if not is_file:
@@ -326,6 +330,7 @@ class _Listing:
         else:
             found = found or self._image_file(number, image_path)
             shown, size, mtime_ns = found.key, found.size_bytes, found.modified_ns
+
         try:
             target = [target_number(row.get(column), f"column {column!r}") for column in columns.targets]
         except ValueError as error:
@@ -335,6 +340,7 @@ class _Listing:
                 stored.append(self._spool.add("json", json_field(extras)))
             except (TypeError, ValueError) as error:
                 raise _Unusable(f"its further columns can't be written as JSON: {error}") from None
+
         size += sum(field.length for field in stored)
         label = -1 if self._labels is None else self._labels.add(row.get(columns.label or ""))
         self._target.extend(target)

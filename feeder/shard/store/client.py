@@ -82,17 +82,20 @@ def make_client(
         "backoff": backoff,
     }
     common: dict[str, Any] = {"client_options": options, "retry_config": retry}
+
     prefix = url.prefix or None
     if url.scheme in ("http", "https", "hf"):
         base = base or base_url(url)
         options.update(_guard(base, []) | {"default_headers": headers or {}})
         return HTTPStore(base, **common)
+
     if url.scheme == "gs":
         endpoint = {"base_url": url.endpoint} if url.endpoint else {}
         if url.service:  # else it is Google's own
             metadata = [f"http://{host}" for host in map(os.environ.get, _GOOGLE_METADATA) if host]
             options.update(_guard(url.service, [_INSTANCES, *_GOOGLE, *metadata]))
         return GCSStore(url.place, prefix=prefix, **endpoint, **common)  # type: ignore[arg-type]
+
     if url.scheme == "az":
         endpoint = {"endpoint": url.endpoint} if url.endpoint else {}
         if url.service:  # else it is an emulator

@@ -93,6 +93,7 @@ class Url:
             raise ArgumentError(
                 f"{shown}: expected a URL that starts with s3://, gs://, az://, hf:// or https://, or a local path"
             )
+
         rest, _, query = rest.partition("?")
         place, _, path = rest.partition("/")
         if "@" in place:
@@ -100,12 +101,14 @@ class Url:
                 f"{scheme}://...@{place.rpartition('@')[2]}: a URL must not hold a name or a password; give "
                 "credentials by the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
+
         shown = f"{scheme}://{place}"
         if not (_HOST if scheme in ("http", "https") else _BUCKET).fullmatch(place):
             expected = "a host" if scheme in ("http", "https") else "a bucket"
             # It may be a name and a password: those of AWS have slashes, which end the place.
             start = f"{scheme}://..." if ":" in place or "@" in rest else shown
             raise ArgumentError(f"{start}: expected {expected} after {scheme}://, and no name or password")
+
         if scheme in ("http", "https"):
             if _may_be_userinfo(place, path):
                 raise ArgumentError(
@@ -113,6 +116,7 @@ class Url:
                     "one of the path, write it as %40"
                 )
             place = place.lower()
+
         path = path.strip("/")
         check_key(path, shown) if path else None
         if scheme == "hf" and not (place == "datasets" and _REPOSITORY.match(path)):

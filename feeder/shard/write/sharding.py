@@ -199,4 +199,5 @@ def run_sharding(
             place = tempfile.gettempdir() if is_remote(out) else out
             reason = f"the disk is full ({error.strerror})"
             advice = "free some space there, or name another TMPDIR," if is_remote(out) else "free some space"
+
         raise ShardError(f"{place}: {reason}; nothing is lost: {advice} and run the same command again") from error
