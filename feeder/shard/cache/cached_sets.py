@@ -72,7 +72,7 @@ def _size(folder: str) -> int:
 def trim(cache_dir: str, size_bytes: int) -> int:
     """Evicts shards that were used longest ago until a cache has at most this size.
 
-    Sets in use stay as they are, and so do sets that were used within the last minute, whose fetchers still run.
+    Sets in use stay as they are. Sets that were used within the last minute stay, too, as their fetchers still run.
 
     Args:
         cache_dir: The cache.
