@@ -102,7 +102,6 @@ def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | S
                 damage = damage or f"damaged tar: {hole}, where samples may have been"
             position, ended, is_seam = position + zeros * BLOCK_BYTES, True, True
             continue
-
         file.seek(position)
         archive.offset = position
         try:
@@ -120,13 +119,11 @@ def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | S
             damage = damage or f"damaged tar: no valid header at byte {position} ({error})"
             position, ended = _next_header(file, max(position + BLOCK_BYTES, file.tell())), True
             continue
-
         if damage:
             yield Refused("", f"{damage}; reading went on at byte {position}")
         elif is_seam:
             yield Seam(position)
         is_seam = False
-
         position, ended, damage = archive.offset, False, ""
         reason = _refusal(info)
         if reason:
@@ -139,7 +136,6 @@ def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | S
             damage = damage if position < file_bytes else ""
         elif info.isreg():
             yield Member(info.name, info.offset_data, info.size)
-
     if damage:
         yield Refused("", f"{damage}; no header follows, the rest can't be read")
     elif not file_bytes:

@@ -194,7 +194,6 @@ def _index(source: Source, names: list[str], path: str, shown: str, copy: SetCop
             raise ShardError(
                 f"{shown}: is an index for other tars ({', '.join(others[:1])}, ...); choose another --out"
             )
-
     table = source.table
     rejected = list(source.rejected)
     for note in source.notes:
@@ -202,7 +201,6 @@ def _index(source: Source, names: list[str], path: str, shown: str, copy: SetCop
     own: list[list[int]] = [[] for _ in names]
     for i in range(len(table)):
         own[table.stored_fields(i)[0].container].append(i)
-
     builders = [IndexBuilder(table.targets) for _ in names]
     sums = []
     encoder = Encoder(EncodeOptions("keep"))
@@ -222,7 +220,6 @@ def _index(source: Source, names: list[str], path: str, shown: str, copy: SetCop
     if not samples:
         first = f", the first {rejected[0].path}: {rejected[0].reason}" if rejected else ""
         raise SourceError(f"{source.root}: no sample found, {count(len(rejected), 'input')} rejected{first}")
-
     suffix, shards = own_suffix(path), []
     try:
         for name, builder, container, (sha256, blocks) in zip(names, builders, source.containers, sums, strict=True):
