@@ -20,13 +20,13 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_741,
+    "dataset": 2_743,
     "decoders": 3_457,
     "fields": 343,
     "loader": 7_947,
     "order": 1_616,
     "service": 1_525,
-    "shard": 8_206,
+    "shard": 8_221,
     "system": 717,
     "tools": 4_678,
     "transforms": 2_472,
@@ -34,14 +34,13 @@ STATEMENTS = {
 # The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
 # the GPU 400, the first screen 500.
 MOST_STATEMENTS = 31_000 + 3_500
-TOKENS = 451_461
+TOKENS = 451_718
 OWN_PARAMETERS = 15
 DENSE = 8
 
 # Functions of more than 60 lines: with the documentation of many arguments, or steps that share most of their names.
 LONG = {
     "dataset/dataset_shards.py": ["write_shards"],
-    "shard/store/object_store.py": ["_call"],
 }
 _LAYOUT = {
     tokenize.COMMENT,
