@@ -101,16 +101,18 @@ def _check_sources(saved: Any, own: Any) -> None:
             "batch_size times world_size must stay, or begin an epoch with loader.set_epoch(epoch)"
         )
     now = own["sources"]
-    for name in sorted({*before, *now}):
-        if before.get(name) != now.get(name):
-            had, has = (
-                "has no such source" if each is None else f"has {each[0]:,} samples of it with a share of {each[1]:.6g}"
-                for each in (before.get(name), now.get(name))
-            )
-            raise ArgumentError(
-                f"source {name!r} of the Mixture differs: the state {had}, this loader {has}; resume with the state's "
-                "sources, or begin an epoch with loader.set_epoch(epoch)"
-            )
+    for name in sorted({*before, *now}, key=lambda name: (name in before and name in now, name)):
+        had, has = before.get(name), now.get(name)
+        if had == has:
+            continue
+        if had is None or has is None:  # which changes the shares of all others
+            what = f"{name!r} was {'added' if had is None else 'removed'}, so the Mixture differs"
+        else:
+            first, then = (f"has {size:,} samples of it with a share of {share:.6g}" for size, share in (had, has))
+            what = f"{name!r} of the Mixture differs: the state {first}, this loader {then}"
+        raise ArgumentError(
+            f"source {what}; resume with the state's sources, or begin an epoch with loader.set_epoch(epoch)"
+        )
 
 
 def set_version(values: Mapping[str, Any]) -> int:

@@ -589,8 +589,10 @@ def test_a_state_of_other_sources_is_refused_by_name(folder: Path) -> None:
     given = sources_of(folder)
     given["d"] = given["c"]
     more = DataLoader(Mixture(given, {**WEIGHTS, "d": 0.0001}), batch_size=8, shuffle=True, seed=3)
-    with pytest.raises(ArgumentError, match="source 'a' of the Mixture differs"):
+    with pytest.raises(ArgumentError, match="source 'd' was added, so the Mixture differs"):
         more.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="source 'd' was removed, so the Mixture differs"):
+        loader_of(folder).load_state_dict(more.state_dict())
     more = DataLoader(Mixture(given, repeats={"d": 2}), batch_size=8, shuffle=True, seed=3)
     with pytest.raises(ArgumentError, match="Mixture differs"):
         more.load_state_dict(loader_of(folder, None).state_dict())
