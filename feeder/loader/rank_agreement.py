@@ -53,15 +53,16 @@ def connect(rank: int) -> Connection | None:
     return None if life is None else Connection(store, life)
 
 
-def epoch_values(identity: Mapping[str, Any], split: Split, recipe: Any, epoch: int) -> dict[str, Any]:
-    """Returns the values of an epoch that all ranks have to agree on, by their names in the error."""
+def epoch_values(identity: Mapping[str, Any], split: Split, recipes: Mapping[str, Any], epoch: int) -> dict[str, Any]:
+    """Returns the values of an epoch that all ranks have to agree on, by their names in the error, as recipes are."""
     rest = {name: value for name, value in identity.items() if name not in ("samples", "fingerprint")}
+    texts = {name: _ADDRESS.sub("", repr(recipe)).encode() for name, recipe in recipes.items()}
     return {
         "dataset": f"{identity['samples']} samples, fingerprint {identity['fingerprint']}",
         **rest,
         "batch_size": split.batch_size,
         "drop_last": split.drop_last,
-        "recipe": hashlib.blake2b(_ADDRESS.sub("", repr(recipe)).encode(), digest_size=8).hexdigest(),
+        **{name: hashlib.blake2b(text, digest_size=8).hexdigest() for name, text in texts.items()},
         "epoch": epoch,
         "consumed": split.start,
     }
@@ -131,11 +132,12 @@ class Agreement:
         found = self._ask(lambda store: bytes(store.compare_set(self._key, "", mine)).decode())
         first = json.loads(mine if found is None else found)
 
-        differences = [name for name in values if first.get(name) != values[name]]
-        if differences:
-            said = "; ".join(f"{name} is {first.get(name)!r} there and {values[name]!r} here" for name in differences)
+        other, names = first.pop("rank"), {**values, **first}
+        both = [(name, first.get(name), values.get(name)) for name in names]  # one rank alone may have set weights
+        said = "; ".join(f"{name} is {there!r} there and {here!r} here" for name, there, here in both if there != here)
+        if said:
             self._spread(
-                f"rank {rank} does not load what rank {first['rank']} does: {said}. Ranks take their parts of one "
+                f"rank {rank} does not load what rank {other} does: {said}. Ranks take their parts of one "
                 "order, so give all of them the same; a loader that one rank alone iterates needs rank=0, world_size=1"
             )
         self.check(0)

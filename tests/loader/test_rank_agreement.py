@@ -68,6 +68,15 @@ def test_the_rank_that_comes_later_raises_and_the_others_with_their_next_look(sl
         loader.close()
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_setting_that_one_rank_alone_has_raises_whichever_rank_comes_later(slow: int) -> None:
+    loaders = _Job().loaders()
+    values = [_VALUES | {"weights": [[20, {"a": 1}]]}, _VALUES]
+    loaders[1 - slow].begin(1 - slow, values[1 - slow])
+    with _raises(f"rank {slow} does not load what rank {1 - slow} does: weights is "):
+        loaders[slow].begin(slow, values[slow])
+
+
 def test_ranks_whose_lanes_have_other_blocks_raise() -> None:
     first, second = _Job().loaders()
     first.begin(0, order_identity(Order(10, 0, Lanes(block=5)), ""))
@@ -209,6 +218,7 @@ _RANK = """
 import gc, json, sys, warnings
 import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
 from torch import distributed
+from feeder.dataset.mixture import Mixture
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
@@ -218,7 +228,7 @@ from tests.support.whole_exit import left
 
 rank, world_size, folder, shards, other = json.loads(sys.argv[1])
 warnings.filterwarnings("ignore", "rank . of . gets its part")
-found = {}
+found, kept = {}, {}
 
 def in_a_group(scenario):
     name = scenario.__name__
@@ -235,6 +245,11 @@ def make(path=shards, size=8, **options):
     dataset = ShardDataset(path, RandomResizedCrop(size), fields=("index",))
     return DataLoader(dataset, **{"batch_size": 2, "shuffle": True, "seed": 0} | options)
 
+def mixed(scale=(0.1, 1.0)):
+    recipes = {shards: RandomResizedCrop(8), other: RandomResizedCrop(8, scale=scale)}
+    a, b = (ShardDataset(path, recipe, fields=("index",)) for path, recipe in recipes.items())
+    return DataLoader(Mixture({"a": a, "b": b}, samples=24), batch_size=2, shuffle=True, seed=0)
+
 def together(loader):
     '''The ids of an epoch of up to six batches, all ranks at the same one.'''
     iterator, ids, error = iter(loader), [], None
@@ -249,9 +264,9 @@ def together(loader):
         raise error
     return ids
 
-def by_turns(order, **options):
+def by_turns(order, loader=None, **options):
     '''Each rank takes its first batch in turn; then each rank another.'''
-    loader, error = make(**options), None
+    loader, error = loader or make(**options), None
     iterator = iter(loader)
     for turn in [*order, *order]:
         if turn == rank and error is None:
@@ -294,6 +309,27 @@ def buckets_agree():
 @in_a_group
 def buckets_differ():
     return by_turns([0, 1, 2], size=BUCKET, sizes=Buckets(sizes=[(8, 8), (6, 8 + rank // 2)]))
+
+@in_a_group
+def mixtures_agree():
+    loader = mixed()
+    loader.dataset.set_weights({"a": 1, "b": 3}, at_sample=30)
+    return [len(together(loader)) for _ in range(2)]
+
+@in_a_group
+def recipes_of_a_source_differ():
+    return by_turns([0, 1, 2], mixed(scale=(0.5, 1.0) if rank == 1 else (0.1, 1.0)))
+
+@in_a_group
+def weights_of_rank_0_alone():
+    loader = mixed()
+    batches = iter(loader)
+    next(batches)
+    if rank == 0:
+        loader.dataset.set_weights({"a": 1, "b": 3}, at_sample=18)
+    kept["batches"] = 1 + sum(1 for _ in batches)  # of 4: it is found when the next epoch begins
+    distributed.barrier()
+    return by_turns([0, 1, 2], loader)
 
 @in_a_group
 def rank_0_alone_before_and_after():
@@ -339,8 +375,6 @@ def subgroups_with_explicit_ranks():
     group, number, of = (0, rank, 2) if rank < 2 else (1, 0, 1)
     return [group, [batch[2].tolist() for batch in make(rank=number, world_size=of, seed=group)]]
 
-kept = {}
-
 @in_a_group
 def before_a_restart():
     loader = make()
@@ -354,6 +388,7 @@ def after_a_restart():
     loader.load_state_dict(kept["state"])
     return kept["seen"] + together(loader)
 
+found["batches_before_weights_were_found"] = kept["batches"]
 print(json.dumps(found))
 gc.collect()
 assert not left()
@@ -383,6 +418,7 @@ def test_real_ranks_that_agree_see_each_sample_once(found: list[dict[str, Any]])
     (seeds,) = {tuple(rank["seeds_that_are_drawn"][2]) for rank in found}
     assert seeds[0] != seeds[1]
     assert _together(found, "buckets_agree") == list(range(24))
+    assert [rank["mixtures_agree"] for rank in found] == [[8, 8]] * 3
     assert _together(found, "rank_0_alone_before_and_after") == sorted([*range(24), *range(24)])
     assert _together(found, "rank_0_takes_a_batch_and_all_set_the_epoch") == list(range(24))
     assert _together(found, "explicit_samplers") == list(range(24))
@@ -399,12 +435,15 @@ def test_real_ranks_that_differ_all_get_an_error(found: list[dict[str, Any]]) ->
         ("first_rank_slow", "rank 0 does not load what rank 2 does: batch_size is 2 there and 4 here"),
         ("datasets_differ", "rank 1 does not load what rank 0 does: dataset is '24 samples"),
         ("buckets_differ", "rank 2 does not load what rank 0 does: buckets is [[6, 8], [8, 8]] there and [[6, 9], "),
+        ("recipes_of_a_source_differ", "rank 1 does not load what rank 0 does: recipe of 'b' is '"),
+        ("weights_of_rank_0_alone", "what rank 0 does: weights is [[18, {'a': 0.25, 'b': 0.75}]] there and None here"),
         ("a_state_on_one_rank_alone", "epoch is"),
         ("rank_0_takes_a_batch_of_the_loader_of_all", "rank 0 left an epoch"),
     ]:
         for rank in found:
             assert isinstance(rank[name], str), (name, rank[name])
             assert said in rank[name]
+    assert [rank["batches_before_weights_were_found"] for rank in found] == [4, 4, 4]
 
 
 def test_a_loaders_place_does_not_depend_on_the_lines_of_feeder_that_led_there() -> None:

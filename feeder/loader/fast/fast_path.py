@@ -337,7 +337,9 @@ class FastPath:
         if steps:
             self._agreement.check(steps)
             return
-        values = epoch_values(self._identity(self.order), split, self.dataset.recipe, progress.place.epoch)
+        sources = _by_name(self.dataset).items()
+        recipes = {f"recipe of {name!r}" if name else "recipe": source.recipe for name, source in sources}
+        values = epoch_values(self._identity(self.order), split, recipes, progress.place.epoch)
         if isinstance(split, BucketSplit):
             values["consumed_by_bucket"] = split.consumed_by_bucket(0)
         if skip := self.options.skip:
@@ -593,6 +595,11 @@ class FastPath:
 def _sizes_of(sizes: BatchSizes, work: Work, epoch: int, split: Split | None, step: int, samples: Samples) -> Sizes:
     """Returns the sizes of a batch's images; see :meth:`BatchSizes.of`."""
     return work.image_sizes(epoch, sizes.of(epoch, split, step, samples))
+
+
+def _by_name(dataset: FeederDataset) -> dict[str, FeederDataset]:
+    """Returns the sources of a mixture by name; any other dataset by "", which no source has."""
+    return dict(zip(dataset.names, dataset.sources, strict=True)) if isinstance(dataset, Mixture) else {"": dataset}
 
 
 def _json_of(encode: Callable[[Any], Any], value: Any) -> Any:
