@@ -142,6 +142,8 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
     Raises:
         ArgumentError: if the state is of another set, or does not have all that batches were made by.
     """
+    if "mixture" in state:
+        raise ArgumentError(f"this state is of a Mixture, whose batches are of several sets: {_BY_HAND}")
     if "consumed" not in state or "spans" not in state:
         raise ArgumentError(
             "this state was saved with an explicit sampler, or is damaged: it does not say how batches were made"

@@ -29,6 +29,7 @@ from feeder.order.skip import Skip
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
+from feeder.transforms.recipe_json import recipe_to_json
 from tests.support.batches import check_same, copied_epoch, same_batches
 from tests.support.documents import blocks, smaller
 from tests.support.images import make_tree
@@ -473,6 +474,10 @@ def test_recipes_may_differ_in_all_but_the_output(folder: Path) -> None:
             assert torch.equal(images[row], alone[0][index[row]])
             seen += 1
     assert seen == 20
+    assert DataLoader(Mixture(sources_of(folder))).state_dict()["recipe"] == recipe_to_json(given["a"].recipe)
+    state = DataLoader(Mixture(given)).state_dict()
+    assert "recipe" not in state
+    assert state["recipes"] == {name: recipe_to_json(each.recipe) for name, each in given.items()}
 
     given["b"] = ShardDataset(folder / "b", T.Compose([T.Resize((16, 8))]), fields=("key", "index"))
     with pytest.raises(ArgumentError, match=r"sources 'a' and 'b' make other images"):

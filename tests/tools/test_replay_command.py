@@ -398,6 +398,22 @@ def test_what_a_state_does_not_have_is_named(
     assert re.search(rf"/state\.json: .*{re.escape(says)}", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("command", [["replay", "--step", "0"], ["browse", "--port", "0"]], ids=lambda each: each[0])
+@pytest.mark.parametrize("size", [8, 9], ids=["one recipe", "recipes"])
+def test_the_state_of_a_mixture_is_refused_with_the_way_out(
+    command: list[str], size: int, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = {
+        name: feeder.FolderDataset(tree, [T.Resize(of), T.CenterCrop(8)]) for name, of in (("a", 8), ("b", size))
+    }
+    run = feeder.DataLoader(feeder.Mixture(sources))
+    list(run)
+    (tmp_path / "state.json").write_text(json.dumps(run.state_dict()))
+    assert main([*command, str(tree), "--state", str(tmp_path / "state.json")]) == 2
+    said = "state.json: this state is of a Mixture, whose batches are of several sets: make the loader as the run did"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("out", "says"),
     [
