@@ -59,7 +59,10 @@ class ShardReader(ShardFields):
 
     Attributes:
         given_labels: The labels that :meth:`relabel` gave the samples; None: they have their own.
+        hub: The URL of a set on the Hub, at its commit, with the pattern of its tars; None for any other.
     """
+
+    hub: str | None = None
 
     def __init__(
         self,

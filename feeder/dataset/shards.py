@@ -176,12 +176,12 @@ def _opened(
     version: int | None,
 ) -> ShardReader:
     """Opens one set, with the requested labels."""
-    folder, mirror = os.fspath(path), None
+    folder, mirror, hub = os.fspath(path), None, None
 
     if folder.startswith("hf://"):
         from feeder.shard.write.index_tars import hub_header
 
-        folder = hub_header(folder)
+        hub, folder = hub_header(folder)
     if is_remote(folder):
         mirror = mirrored(folder)
         index = os.path.join(mirror.folder, mirror.options.index)
@@ -191,6 +191,7 @@ def _opened(
         refuse_mirror(os.path.dirname(index))
 
     reader = ShardReader(index, exif=exif, version=version, mirror=mirror)
+    reader.hub = hub
 
     if labels is False:
         if classes is not None:

@@ -68,20 +68,36 @@ def saved_shuffle(saved: Any) -> Shuffle | None:
 
 
 def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raises ArgumentError if a state is of another order than this loader's."""
+    """Raises ArgumentError if a state is of another order than this loader's.
+
+    Sets on the Hub, as ``hub``, are named where the samples differ; equal samples may lie anywhere.
+    """
     saved, own = map(set_version, (state, identity))
     if saved != own:
         raise ArgumentError(
             f"this state is of version {saved} of the set, this loader's is version {own}; open the set with "
             f"ShardDataset(path, version={saved})"
         )
+    if state.get("fingerprint") != identity["fingerprint"]:
+        _check_places(state.get("hub"), identity.get("hub"))
     _check_sources(state.get("mixture"), identity.get("mixture"))
     for name, value in identity.items():
-        if state.get(name) != value:
+        if name != "hub" and state.get(name) != value:
             raise ArgumentError(
                 f"this state does not fit: its {name} is {state.get(name)!r}, this loader's is {value!r}; resume "
                 "with the dataset and arguments that it was saved with"
             )
+
+
+def _check_places(saved: Any, own: Any) -> None:
+    """Names the first set on the Hub that is not at the state's commit."""
+    if isinstance(saved, Mapping) and isinstance(own, Mapping):  # of mixtures
+        for name in own:
+            _check_places(saved.get(name), own[name])
+    elif isinstance(saved, list) and isinstance(own, list):
+        for had, has in zip(saved, own, strict=False):
+            if had != has:
+                raise ArgumentError(f"this state was made at {had}, and the dataset is at {has}: open {had}")
 
 
 def _check_sources(saved: Any, own: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import stat
 import tarfile
 import threading
@@ -28,7 +29,7 @@ from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.sharding import shard
 from tests.support.documents import block
 from tests.support.hub_server import TOKEN, HubServer
-from tests.support.images import encode, pixels
+from tests.support.images import encode, make_tree, pixels
 from tests.support.ranks import run_ranks
 from tests.support.remote import without_proxies
 from tests.support.remote_sets import end_fetchers, make_set
@@ -94,8 +95,9 @@ def test_tars_load_after_one_listing_and_resume_at_their_commit(hub: HubServer) 
     state = again.state_dict()
     del batches
 
-    hub.push({"data/train-000.tar": _tar(20)})
+    later = hub.push({"data/train-000.tar": _tar(20)})
     at_commit = url.replace("name/", f"name@{commit}/")
+    assert state["hub"] == [at_commit]
     resumed = feeder.DataLoader(
         feeder.ShardDataset(at_commit, RECIPE), batch_size=2, shuffle="full", seed=1, num_workers=0
     )
@@ -103,6 +105,36 @@ def test_tars_load_after_one_listing_and_resume_at_their_commit(hub: HubServer) 
     assert [labels.tolist() for _, labels in resumed] == first[1:]
     assert sum("blobs" in path for path, _ in hub.asked) == 1
     assert len(feeder.ShardDataset(url, RECIPE)) == 4
+    moved = feeder.DataLoader(feeder.ShardDataset(url, RECIPE), batch_size=2, shuffle="full", seed=1, num_workers=0)
+    at_later = at_commit.replace(commit, later)
+    message = f"made at {at_commit}, and the dataset is at {at_later}: open {at_commit}"
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        moved.load_state_dict(state)
+
+
+def test_a_mixture_resumes_at_the_commits_that_its_state_has_by_source(hub: HubServer, tmp_path: Path) -> None:
+    commit = hub.push(TARS)
+    url = "hf://datasets/org/name/data"
+    make_tree(tmp_path / "images", 2, 5)
+
+    def loader(web: str) -> feeder.DataLoader:
+        sources = {"own": feeder.FolderDataset(tmp_path / "images", RECIPE), "web": feeder.ShardDataset(web, RECIPE)}
+        return feeder.DataLoader(feeder.Mixture(sources, samples=30), 4, shuffle="full", seed=1, num_workers=0)
+
+    whole, first = loader(url), loader(url)
+    expected = [[labels.tolist(), source.tolist()] for _, labels, source in whole]
+    assert {number for _, sources in expected for number in sources} == {0, 1}
+    next(iter(first))
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["hub"] == {"web": [f"hf://datasets/org/name@{commit}/data"]}
+
+    later = hub.push({"data/train-000.tar": _tar(20)})
+    message = f"made at {state['hub']['web'][0]}, and the dataset is at hf://datasets/org/name@{later}/data: open hf"
+    with pytest.raises(ArgumentError, match=message):
+        loader(url).load_state_dict(state)
+    resumed = loader(state["hub"]["web"][0])
+    resumed.load_state_dict(state)
+    assert [[labels.tolist(), source.tolist()] for _, labels, source in resumed] == expected[1:]
 
 
 def test_a_folder_and_a_pattern_have_an_index_each(hub: HubServer) -> None:

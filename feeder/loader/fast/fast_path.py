@@ -427,7 +427,7 @@ class FastPath:
         """See :meth:`feeder.DataLoader.state_dict`."""
         progress, place = self._progress, self.place()
         goes_on = place is not self._next
-        state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order)}
+        state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order), **self._hub()}
         if self.own_order:
             if skip := self.options.skip:
                 state["skip"] = skip.state()
@@ -466,6 +466,13 @@ class FastPath:
         """Returns the weights that were set in a run of a mixture, for a state; empty without."""
         changes = order.shares.state() if isinstance(order, MixtureOrder) else []
         return {"weights": changes} if changes else {}
+
+    def _hub(self) -> dict[str, Any]:
+        """Returns the URLs of the sets on the Hub, at their commits, for a state, by source for a mixture."""
+        found = {name: remote_of(leaves(source.reader)) for name, source in _by_name(self.dataset).items()}
+        urls = {name: [each.hub for each in readers if each.hub] for name, readers in found.items()}
+        on_hub = {name: each for name, each in urls.items() if each}
+        return {"hub": on_hub.get("", on_hub)} if on_hub else {}
 
     def _made_by(self) -> dict[str, Any]:
         """Returns all that a batch's images were made by and that :meth:`_identity` does not have, for a state; None
@@ -506,7 +513,7 @@ class FastPath:
         seed = self._seed.of_state(state)
         order = resumed_order(self.unseeded, self.options.shuffle, state, make).with_seed(seed)
         identity = dict.fromkeys(SIZE_IDENTITY) | self._identity(order)
-        check_identity(state, identity)
+        check_identity(state, identity | self._hub())
         if isinstance(order, MixtureOrder):
             order = order.with_shares(order.shares.of_state(state.get("weights")))
 

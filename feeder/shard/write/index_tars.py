@@ -107,8 +107,8 @@ def index_tars(
     return _index(source, names, path, path, SetCopy(folder, folder), progress)
 
 
-def hub_header(pattern: str) -> str:
-    """Returns the URL of the header of a set on the Hub, at a commit; tars that have none get one, in the cache.
+def hub_header(pattern: str) -> tuple[str, str]:
+    """Returns a set's URL on the Hub at a commit, and that of its header; tars that have none get one, in the cache.
 
     Args:
         pattern: The URL of the set's folder or its header, or of a folder of tars, a tar or a pattern of tars.
@@ -119,12 +119,12 @@ def hub_header(pattern: str) -> str:
     """
     url = open_store(pattern).url
     if url.name.endswith(".bin"):
-        return str(url)
+        return str(url), str(url)
     place, name = _hub_place(url)
     if entry_of(open_store(place), name) is None:
         _logger.info("%s: its tars are read once, for an index that stays in the cache", url)
         _index_hub(url, None, None, Progress())
-    return str(place.joined(name))
+    return str(url), str(place.joined(name))
 
 
 def _hub_place(url: Url) -> tuple[Url, str]:
