@@ -327,7 +327,8 @@ class Shares:
 
     def __post_init__(self) -> None:
         if self.batch is not None and self.takes in (_STOPS[0], _STOPS[2], "repeats"):
-            has = self.sizes * (self.passes if len(self.passes) else 1)
+            is_taken = np.any([self.weights, *self.schedule.values(), *self.changes.values()], axis=0)
+            has = np.where(is_taken, self.sizes * (self.passes if len(self.passes) else 1), _MOST)
             least = int(np.argmin(has))
             if has[least] < self.batch:
                 raise ArgumentError(

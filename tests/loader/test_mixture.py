@@ -398,6 +398,13 @@ def test_batches_of_one_source_that_a_source_can_not_fill_are_refused(folder: Pa
     for stop in ("first_exhausted", "all_exhausted_without_replacement"):
         with pytest.raises(ArgumentError, match=r"an epoch has 12 samples of source 'c', and a batch .* takes 16"):
             loader_of(folder, stop=stop, batching="per_source", options={"batch_size": 8, "rank": 1, "world_size": 2})
+        paused = {"a": 2, "b": 1, "c": 0}
+        loader = loader_of(folder, paused, stop=stop, batching="per_source", options={"batch_size": 16})
+        assert {batch[-1][0].item() for batch in copied_epoch(loader)} == {0, 1}
+        with pytest.raises(ArgumentError, match=r"12 samples of source 'c', and a batch .* takes 16"):
+            loader.dataset.set_weights(WEIGHTS, at_sample=160)
+        with pytest.raises(ArgumentError, match=r"12 samples of source 'c', and a batch .* takes 16"):
+            loader_of(folder, {0: paused, 160: WEIGHTS}, stop=stop, batching="per_source", options={"batch_size": 16})
     with pytest.raises(ArgumentError, match="samples=7 is less than a batch of all ranks, 8"):
         loader_of(folder, samples=7, batching="per_source")
     with pytest.raises(ArgumentError, match="batching must be one of mixed, per_source"):
