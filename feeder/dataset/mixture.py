@@ -127,6 +127,8 @@ class Mixture(FeederDataset):
         Raises:
             ArgumentError: for a column of other values, or without one.
         """
+        if isinstance(dataset, Mixture):
+            raise ArgumentError("Mixture.by takes one dataset, not a Mixture: give it one of the mixture's sources")
         whole = _source("dataset", dataset)
         column = whole.reader.labels() if name == "label" else whole.column(name)
         values = np.asarray(column)
@@ -280,7 +282,7 @@ def _merged(sources: Sequence[FeederDataset]) -> list[FeederDataset]:
         if not isinstance(whole, (ShardReader, FolderReader)):
             raise ArgumentError(f"labels='merge' is for single sets and folders, and Subset of them; not {whole.place}")
         copies.setdefault(id(whole), copy.copy(whole))
-    share_classes([*copies.values()], merge=True)
+    share_classes([*copies.values()], merge=True, option="labels")
 
     def relabelled(source: FeederDataset, whole: Reader) -> Reader:
         merged = copies[id(whole)]

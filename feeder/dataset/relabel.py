@@ -126,19 +126,20 @@ def _check_names(largest: int, names: Sequence[str]) -> None:
         raise ArgumentError(f"classes= has {count(len(names), 'name')}, but there is a label {largest}")
 
 
-def share_classes(readers: Sequence[ShardReader | FolderReader], *, merge: bool) -> None:
+def share_classes(readers: Sequence[ShardReader | FolderReader], *, merge: bool, option: str = "classes") -> None:
     """Gives several sets the same classes, or refuses sets whose classes differ.
 
     Args:
         readers: The sets.
         merge: True numbers all names in the order in which they first appear; False requires equal classes.
+        option: Name of the argument that asks for it.
 
     Raises:
         ArgumentError: naming the first class that differs, or a set without names to merge by.
     """
     for reader in readers:
         if merge and reader.classes is None:
-            raise ArgumentError(f"classes='merge' needs class names, and those of {reader.place} are not known")
+            raise ArgumentError(f"{option}='merge' needs class names, and those of {reader.place} are not known")
         if not merge and reader.classes != readers[0].classes:
             raise ArgumentError(f"{_difference(reader, readers[0])}; classes='merge' numbers classes by their names")
     if merge:

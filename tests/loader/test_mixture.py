@@ -648,6 +648,19 @@ def test_classes_are_kept_or_merged_by_name(folder: Path, tmp_path: Path) -> Non
     assert given["c"].targets == [0] * 12
 
 
+def test_classes_without_names_and_joined_sets_are_not_merged(folder: Path) -> None:
+    given = sources_of(folder)
+    unnamed = ShardDataset(folder / "b", CROP_AND_FLIP, fields=("key", "index"), labels=False)
+    for source in (unnamed, Subset(unnamed, [1, 2])):
+        with pytest.raises(
+            ArgumentError, match=r"^labels='merge' needs class names, and those of .*/b/index\.bin are not"
+        ):
+            Mixture({"a": given["a"], "b": source}, labels="merge")
+    joined = ConcatDataset([given["b"], given["c"]])
+    with pytest.raises(ArgumentError, match="labels='merge' is for single sets and folders, and Subset of them; not"):
+        Mixture({"a": given["a"], "b": joined}, labels="merge")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -681,6 +694,8 @@ def test_sources_that_do_not_go_together_are_refused(folder: Path) -> None:
     with pytest.raises(ArgumentError, match="images have sizes of their own"):
         DataLoader(Mixture(sources_of(folder, None)), batch_size=2)
     mixture = Mixture(given)
+    with pytest.raises(ArgumentError, match=r"Mixture\.by takes one dataset, not a Mixture: give it one of"):
+        Mixture.by(mixture, "label")
     wrapped: list[Any] = [Subset(mixture, [0]), ConcatDataset([mixture, given["a"]])]
     for dataset in wrapped:
         with pytest.raises(ArgumentError, match="can't be part of a Subset or ConcatDataset"):
