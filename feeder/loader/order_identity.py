@@ -118,13 +118,13 @@ def _check_sources(saved: Any, own: Any) -> None:
         )
     now = own["sources"]
     for name in sorted({*before, *now}, key=lambda name: (name in before and name in now, name)):
-        had, has = before.get(name), now.get(name)
-        if had == has:
+        there, here = before.get(name), now.get(name)
+        if there == here:
             continue
-        if had is None or has is None:  # which changes the shares of all others
-            what = f"{name!r} was {'added' if had is None else 'removed'}, so the Mixture differs"
+        if there is None or here is None:  # which changes the shares of all others
+            what = f"{name!r} was {'added' if there is None else 'removed'}, so the Mixture differs"
         else:
-            first, then = (f"has {size:,} samples of it with a share of {share:.6g}" for size, share in (had, has))
+            first, then = (f"has {size:,} samples of it with a share of {share:.6g}" for size, share in (there, here))
             what = f"{name!r} of the Mixture differs: the state {first}, this loader {then}"
         raise ArgumentError(
             f"source {what}; resume with the state's sources, or begin an epoch with loader.set_epoch(epoch)"

@@ -351,6 +351,19 @@ def test_all_loaders_of_a_mixture_go_on_by_weights_that_are_set(folder: Path) ->
     assert {source for source, _ in taken(copied_epoch(DataLoader(copied, batch_size=5)))[20:]} == {1}
 
 
+def test_later_entries_of_a_schedule_take_over_again_and_a_change_is_replaced_at_its_own_sample(folder: Path) -> None:
+    own = {"a": 0, "b": 0, "c": 1}
+    loader = loader_of(folder, {0: WEIGHTS, 40: LATER}, samples=70)
+    for weights, at_sample in ((LATER, 16), (WEIGHTS, 24), (own, 16)):
+        loader.dataset.set_weights(weights, at_sample=at_sample)
+    found = taken(copied_epoch(loader))
+    assert {source for source, _ in found[16:24]} == {2}
+    assert found == taken(copied_epoch(loader_of(folder, {0: WEIGHTS, 16: own, 24: WEIGHTS, 40: LATER}, samples=70)))
+    again = loader_of(folder, {0: WEIGHTS, 40: LATER}, samples=70)
+    again.dataset.set_weights(own, at_sample=40)
+    assert {source for source, _ in taken(copied_epoch(again))[40:]} == {2}
+
+
 @pytest.mark.parametrize("given", RULES, ids=str)
 def test_batches_of_one_source_come_in_exact_shares_and_resume_for_the_same_global_batch(
     folder: Path, given: Any

@@ -71,7 +71,7 @@ def test_the_rank_that_comes_later_raises_and_the_others_with_their_next_look(sl
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_setting_that_one_rank_alone_has_raises_whichever_rank_comes_later(slow: int) -> None:
     loaders = _Job().loaders()
-    values = [_VALUES | {"weights": [[20, {"a": 1}]]}, _VALUES]
+    values: list[dict[str, Any]] = [_VALUES | {"weights": [[20, {"a": 1}]]}, _VALUES]
     loaders[1 - slow].begin(1 - slow, values[1 - slow])
     with _raises(f"rank {slow} does not load what rank {1 - slow} does: weights is "):
         loaders[slow].begin(slow, values[slow])
