@@ -116,12 +116,13 @@ def _check_sources(saved: Any, own: Any) -> None:
             f"this state is of a Mixture in {had}, and this loader has {has}, of all ranks: with batching='per_source' "
             "batch_size times world_size must stay, or begin an epoch with loader.set_epoch(epoch)"
         )
-    now = own["sources"]
-    for name in sorted({*before, *now}, key=lambda name: (name in before and name in now, name)):
+    now, none = own["sources"], (0, 0)
+    # Those of other sizes first, as they may change the shares of all.
+    for name in sorted({*before, *now}, key=lambda name: (before.get(name, none)[0] == now.get(name, none)[0], name)):
         there, here = before.get(name), now.get(name)
         if there == here:
             continue
-        if there is None or here is None:  # which changes the shares of all others
+        if there is None or here is None:
             what = f"{name!r} was {'added' if there is None else 'removed'}, so the Mixture differs"
         else:
             first, then = (f"has {size:,} samples of it with a share of {share:.6g}" for size, share in (there, here))

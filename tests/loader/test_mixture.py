@@ -26,6 +26,7 @@ from feeder.order.mixture_order import MixtureOrder
 from feeder.order.mixture_shares import source_seed
 from feeder.order.sample_order import Window
 from feeder.order.skip import Skip
+from feeder.shard.write.set_append import append
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
@@ -474,6 +475,20 @@ def test_groups_of_one_dataset_have_equal_shares_and_resume_exactly(
         Mixture.by(dataset, "label")
 
 
+def test_groups_of_joined_sets_have_the_samples_of_all_of_them(folder: Path) -> None:
+    a, b, _ = sources_of(folder).values()
+    joined: Any = ConcatDataset([a, b])
+    mixture = Mixture.by(joined, "label", stop="all_exhausted_without_replacement")
+    assert [len(source) for source in mixture.sources] == [11, 10, 10, 10, 10, 10, 9]
+    seen: list[tuple[str, int]] = []
+    for _, labels, keys, _, source in DataLoader(mixture, batch_size=8, shuffle=True, seed=3):
+        assert [mixture.names[number][-1] for number in source.tolist()] == [str(label) for label in labels.tolist()]
+        seen += zip(keys, labels.tolist(), strict=True)
+    expected = [(dataset[i][2], dataset[i][1]) for dataset in (a, b) for i in range(len(dataset))]
+    assert sorted(seen) == sorted(expected)
+    assert len(Mixture.by(joined, "width")) == 70
+
+
 def test_a_state_of_another_schedule_is_refused_and_one_with_damaged_weights(folder: Path) -> None:
     state = loader_of(folder, {0: WEIGHTS, 53: LATER}).state_dict()
     with pytest.raises(ArgumentError, match="its mixture is"):
@@ -545,6 +560,28 @@ def test_subsets_and_concatenations_are_sources(folder: Path) -> None:
     found = taken(copied_epoch(DataLoader(mixture, batch_size=4, shuffle=True, seed=1)))
     assert sorted(i for source, i in found if source == 1) == list(range(7))
     assert sum(source == 0 for source, _ in found) == 7
+
+
+def test_a_set_is_a_source_with_what_was_appended_and_its_earlier_version_resumes(tmp_path: Path, folder: Path) -> None:
+    shard(str(make_tree(tmp_path / "tree", 2, 4)), str(tmp_path / "set"))
+
+    def loader(**given: Any) -> DataLoader:
+        own = ShardDataset(tmp_path / "set", CROP_AND_FLIP, fields=("key", "index"), **given)
+        sources = {"own": own, "b": sources_of(folder)["b"]}
+        return DataLoader(Mixture(sources, stop="all_exhausted"), batch_size=7, shuffle=True, seed=3)
+
+    whole = taken(copied_epoch(loader()))
+    first = loader()
+    had = taken([next(iter(first))])
+    state = json.loads(json.dumps(first.state_dict()))
+    append(str(tmp_path / "set"), str(make_tree(tmp_path / "more", 3, 2, first_seed=50)), ShardOptions())
+    found = Counter(taken(copied_epoch(loader())))
+    assert sum(source == 1 for source, _ in found) == 8 + 6
+    with pytest.raises(ArgumentError, match=r"the state has 8 samples of it .*, this loader has 14 samples of it"):
+        loader().load_state_dict(state)
+    again = loader(version=1)
+    again.load_state_dict(state)
+    assert had + taken(copied_epoch(again)) == whole
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -669,7 +706,7 @@ def test_classes_without_names_and_joined_sets_are_not_merged(folder: Path) -> N
             ArgumentError, match=r"^labels='merge' needs class names, and those of .*/b/index\.bin are not"
         ):
             Mixture({"a": given["a"], "b": source}, labels="merge")
-    joined = ConcatDataset([given["b"], given["c"]])
+    joined: Any = ConcatDataset([given["b"], given["c"]])
     with pytest.raises(ArgumentError, match="labels='merge' is for single sets and folders, and Subset of them; not"):
         Mixture({"a": given["a"], "b": joined}, labels="merge")
 
