@@ -116,6 +116,7 @@ def _check_sources(saved: Any, own: Any) -> None:
             f"this state is of a Mixture in {had}, and this loader has {has}, of all ranks: with batching='per_source' "
             "batch_size times world_size must stay, or begin an epoch with loader.set_epoch(epoch)"
         )
+
     now, none = own["sources"], (0, 0)
     # Those of other sizes first, as they may change the shares of all.
     for name in sorted({*before, *now}, key=lambda name: (before.get(name, none)[0] == now.get(name, none)[0], name)):
