@@ -130,8 +130,7 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
     recipe.
 
     Bad samples are replaced by others, as in a run with ``on_error="skip"``: one without had no such batch. Images of
-    sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off. Targets are not
-    read.
+    sizes of their own are padded, even if the run did not: :func:`batch_pixels` cuts it off. Targets are not read.
 
     Args:
         path: The set, or a folder of images.
