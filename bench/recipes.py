@@ -72,7 +72,7 @@ GOALS = {
     ("lambda", "seekable"): (None, 0.85),
 }
 BASE = "nothing"
-_SHOWN = (BASE, "jitter", "randaugment", "trivialaugment", "autoaugment", "simclr")  # in README
+_SHOWN = (BASE, "jitter", "randaugment", "trivialaugment", "autoaugment", "timm", "simclr", "dino")  # in README
 _TRIALS = 2  # of each number of workers
 OURS = tuple(name for name in RIVALS if name.startswith("feeder, "))
 _MOST_APART = 0.25  # of the means of contestants' first batches, in deviations of the pixels
@@ -215,7 +215,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def overview(results: dict[str, Any]) -> str:
     """Returns the table of README: images per CPU-second of feeder, and of the best contestant of each rival."""
-    names = ("packed", "seekable", "your files", "DALI", "Albumentations", "torchvision")
+    names = ("packed", "seekable", "your files", "DALI", "Albumentations", "torchvision + Pillow")
     lines = [
         f"| RandomResizedCrop(224), flip, normalize and | {' | '.join(names)} |",
         "|---|---:|---:|---:|---:|---:|---:|",

@@ -1,7 +1,8 @@
 """Trains an image classifier: from scratch or from weights, on one device or several, resumable when killed.
 
+    feeder shard images
+    python examples/train.py images-shards --out runs/first
     feeder shard train_images --out train && feeder shard val_images --out val
-    python examples/train.py train val --out runs/first
     python examples/train.py train val --out runs/second --model resnet50 --pretrained --freeze
     torchrun --nproc-per-node 8 examples/train.py train val --out runs/third --parallel ddp --amp bf16 --channels-last
 
@@ -9,6 +10,7 @@ The same command again resumes with exactly the batch that would have followed t
 --parallel takes. --batch-size is that of the whole job: ddp and fsdp give each process, dp each device, and a pipeline
 each microbatch an equal part. The loss is the mean over the whole batch, so its curve is that of a single device, but
 for rounding. BatchNorm is an exception, as it takes its statistics from each part alone; --norm group has none.
+Without validation images the run has no early stopping, and its weights are in last.pt.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("train", help="training images: a folder or URL that `feeder shard` wrote, or a folder of class folders")
-    add("val", help="validation images, in the same form")
+    add("val", nargs="?", help="validation images, in the same form; without them nothing is validated")
     add("--cache-dir", help="folder of the cache of remote sets")
     add("--cache-bytes", type=int, help="bytes that the cache of each remote set may take")
     add("--out", required=True, type=Path, help="folder for last.pt, best.pt and log.csv")
@@ -211,10 +213,15 @@ class Trainer:
         if args.batch_size % self.way.parts:
             raise SystemExit(f"--batch-size {args.batch_size} does not divide into {self.way.parts} equal parts")
         torch.manual_seed(args.seed)
-        self.loader, self.val_loader = (make_loader(args, training, self.way) for training in (True, False))
-        classes = self.loader.dataset.classes
-        if not classes or classes != self.val_loader.dataset.classes or not len(self.loader):
-            raise SystemExit(f"{args.train} and {args.val} need the same classes, by name, and a batch of images")
+        self.loader = make_loader(args, True, self.way)
+        self.val_loader: Any = make_loader(args, False, self.way) if args.val else None
+        classes, count = self.loader.dataset.classes, len(self.loader.dataset)
+        if not classes:
+            raise SystemExit(f"{args.train} has no classes: put its images into a folder for each, ./images/cat/1.jpg")
+        if args.val and classes != self.val_loader.dataset.classes:
+            raise SystemExit(f"{args.train} and {args.val} need the same classes, by name")
+        if not len(self.loader):
+            raise SystemExit(f"{args.train} has {count} images, fewer than a batch: use --batch-size {count} or less")
         memory_format = torch.channels_last if args.channels_last else torch.contiguous_format
         model = make_model(args, len(classes)).to(args.device, memory_format=memory_format)
         self.module = ModelAndLoss(model, args)
@@ -243,9 +250,9 @@ class Trainer:
         done = self.step / max(1, self.args.epochs * math.ceil(len(self.loader) / self.args.accumulate))
         return self.args.lr * (min(1.0, (done + 1e-3) / 0.05) if done < 0.05 else (1 + math.cos(math.pi * done)) / 2)
 
-    def train_epoch(self, log: feeder.DeviceLog) -> int:
-        """Trains the rest of the epoch and returns its number of batches; no step waits for the device."""
-        args, summary = self.args, torch.zeros(2, device=self.args.device)
+    def train_epoch(self, log: feeder.DeviceLog) -> tuple[int, list[float]]:
+        """Trains the rest of the epoch without a wait in any step; returns its batches, and mean loss and accuracy."""
+        args, first, summary, sums = self.args, self.step, *torch.zeros(2, 2, device=self.args.device)
         total, batches = self.way.begin(self.loader)
         for number, (images, labels) in enumerate(batches):
             place = number % args.accumulate
@@ -258,12 +265,13 @@ class Trainer:
                 self.optimizer_step()
                 sum_over_processes(summary)
                 log.write(self.step, loss=summary[0], accuracy=summary[1], lr=self.learning_rate())
+                sums += summary
                 summary.zero_()
                 self.step += 1
                 if self.step % args.checkpoint_every == 0:
                     log.flush()  # the log must reach at least as far as the checkpoint
                     self.checkpoint()
-        return total
+        return total, (sums / max(1, self.step - first)).tolist()
 
     def optimizer_step(self) -> None:
         for parameters in self.optimizer.param_groups:
@@ -300,21 +308,27 @@ class Trainer:
             while self.epoch < args.epochs and self.stale_epochs < args.patience:
                 self.module.train()
                 began = time.perf_counter()
-                speed = self.train_epoch(log) * args.batch_size / (time.perf_counter() - began)
-                accuracy = self.validate()
-                self.stale_epochs = 0 if accuracy > self.best else self.stale_epochs + 1
-                if accuracy > self.best:
-                    self.best = accuracy
-                    state = self.way.gathered({"model": self.model.state_dict()})
-                    save(state | {"accuracy": accuracy, "epoch": self.epoch}, self.best_path)
-                say(f"epoch {self.epoch}: validation accuracy {accuracy:.2%}, best {self.best:.2%}")
+                batches, (loss, accuracy) = self.train_epoch(log)
+                speed = batches * args.batch_size / (time.perf_counter() - began)
+                say(f"epoch {self.epoch}: loss {loss:.3f}, training accuracy {accuracy:.2%}")
+                if args.val:
+                    self.keep_best(self.validate())
                 waited = self.loader.stats()["waited_share"]
                 say(f"    {speed:,.0f} images/s, {waited:.0%} of the time waited for data")
                 self.epoch += 1
                 log.flush()
                 self.checkpoint()
-        say(f"best accuracy {self.best:.2%} after {self.epoch} epochs: {self.best_path}")
+        best = f"best accuracy {self.best:.2%}" if args.val else "trained"
+        say(f"{best} after {self.epoch} epoch(s): {self.best_path if args.val else self.last_path}")
         self.way.end()
+
+    def keep_best(self, accuracy: float) -> None:
+        self.stale_epochs = 0 if accuracy > self.best else self.stale_epochs + 1
+        if accuracy > self.best:
+            self.best = accuracy
+            state = self.way.gathered({"model": self.model.state_dict()})
+            save(state | {"accuracy": accuracy, "epoch": self.epoch}, self.best_path)
+        say(f"    validation accuracy {accuracy:.2%}, best {self.best:.2%}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -379,22 +379,28 @@ def sentence(results: Results) -> str:
     medians = {goal.name: goal.median for goal in goals(results)}
     said = []
     for pattern, words in (
-        (r"ResNet-50: .*, of a resident batch", "ResNet-50 trains at {:.3f} of the speed that it has without a loader"),
+        (
+            r"ResNet-50: .*, of a resident batch",
+            "ResNet-50 on batches of feeder reaches {:.3f} of its speed without a loader",
+        ),
         (
             r"4 workers: feeder dali, .* / torch \+ Pillow",
-            "4 workers and DALI feed {:.1f} times as many images as torch's `DataLoader` with 4 and Pillow",
+            "With DALI and 4 workers, feeder loads {:.1f} times as many images as torch's `DataLoader` with Pillow",
         ),
         (
             r"4 workers: feeder cpu .* / torch \+ Pillow",
-            "4 workers feed {:.1f} times as many images as torch's `DataLoader` with 4 and Pillow",
+            "With 4 workers, feeder loads {:.1f} times as many images as torch's `DataLoader` with Pillow",
         ),
-        (r"feeder's decoder: seekable / plain DALI", "feeder's own decoder gives {:.1f} times as many as plain DALI"),
+        (
+            r"feeder's decoder: seekable / plain DALI",
+            "feeder's own decoder makes {:.1f} times as many images as plain DALI",
+        ),
     ):
         said += [words.format(value) for name, value in medians.items() if re.fullmatch(pattern, name)]
     if not said:
         return "The GPU paths have [a page](docs/gpu.md#measured) of their own, also for what is measured."
     gpus = " and an ".join(dict.fromkeys(result["gpu"]["name"] for result in results.values()))
-    return textwrap.fill(f"On an {gpus} {'. '.join(said)} ([GPU](docs/gpu.md#measured)).", 120, break_on_hyphens=False)
+    return textwrap.fill(f"On an {gpus}, {'. '.join(said)} ([GPU](docs/gpu.md#measured)).", 120, break_on_hyphens=False)
 
 
 def filled(page: str, script: str, make: Callable[[str, str], str]) -> str:

@@ -19,6 +19,7 @@ import feeder
 from bench import decode, decode_builds, ladder, pages, recipes, service_plan, standin, tasks
 from bench.gpu import tables as gpu_tables
 from bench.make_images import make_images
+from bench.switch_rival import FOLDER
 from feeder import transforms as T
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.tools.bench import show
@@ -119,7 +120,7 @@ def test_the_issue_template_asks_for_the_version_report() -> None:
 def test_the_training_example_of_the_readme_runs(tmp_path: Path) -> None:
     make_images(tmp_path / "images", count=6, classes=3)
     assert main(["shard", str(tmp_path / "images"), "-q"]) == 0
-    code = "def train_step(images, labels): pass\n" + block("README.md", "train_step(images, labels)")
+    code = block("README.md", "optimizer.zero_grad()")
     shorter = {"range(90)": "range(2)", 'num_workers="auto"': "num_workers=1", "batch_size=256": "batch_size=4"}
     for long, short in shorter.items():
         assert long in code
@@ -133,7 +134,9 @@ def test_the_training_example_of_the_readme_runs(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "torch.Size([2, 3, 224, 224]) torch.float32 torch.int64"
+    *epochs, kinds = done.stdout.splitlines()
+    assert [line.partition(" loss ")[0] for line in epochs] == ["epoch 0:", "epoch 1:"]
+    assert kinds == "torch.Size([2, 3, 224, 224]) torch.float32 torch.int64"
 
 
 def test_system_check_prints_the_python_to_use() -> None:
@@ -551,6 +554,24 @@ def test_the_committed_gpu_results_are_of_one_clean_commit_and_name_their_gpu() 
     results = gpu_tables.read()
     assert {path.stem for path in gpu_tables.RESULTS.rglob("*") if path.is_file()} == results.keys()
     assert gpu_tables.faults(results) == []
+
+
+def test_the_readme_says_where_plain_dali_is_ahead_on_a_gpu() -> None:
+    found = {each.name: each.median for each in gpu_tables.goals(gpu_tables.read()) if each.median is not None}
+    behind = [ratio for name, ratio in found.items() if "feeder dali" in name and "plain DALI" in name and ratio < 1]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"which makes {min(behind):.2f} to {max(behind):.2f} times as many images" in text
+
+
+def test_the_readme_says_how_many_more_images_six_scripts_load() -> None:
+    found = [
+        each[FOLDER]["ratio"]["median"]
+        for each in committed("switch").values()
+        if isinstance(each, dict) and FOLDER in each
+    ]
+    assert len(found) == 6
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"six of these scripts load {min(found):.1f} to {max(found):.1f} times as many images" in text
 
 
 def test_the_documented_gpu_results_are_the_committed_ones() -> None:

@@ -27,7 +27,7 @@ from tests.support.tokenizer_files import word_tokenizer
 # What other tests run, by page and a sign of the block, or its language. The test's file has the sign, too.
 ELSEWHERE = {
     ("README.md", "from_torch(train_loader)"): "scenarios/test_switch.py::test_the_code_of_the_page_trains",
-    ("README.md", "train_step(images, labels)"): "project/test_ground.py::test_the_training_example_of_the_readme_runs",
+    ("README.md", "optimizer.zero_grad()"): "project/test_ground.py::test_the_training_example_of_the_readme_runs",
     ("docs/cluster.md", "ray_train.py"): (
         "scenarios/test_ray_examples.py::test_training_goes_on_exactly_after_a_worker_is_killed"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,9 +179,14 @@ CLUSTER = {
 def test_shell_on_the_local_disk(page: str, sign: str, tmp_path: Path) -> None:
     prepare, places = LOCAL[page, sign]
     prepare(tmp_path)
-    run_shell(smaller(block(page, sign, "sh"), places), tmp_path)
+    said = run_shell(smaller(block(page, sign, "sh"), places), tmp_path)
     if sign == "LOC_val_solution.csv":
         assert feeder.ShardDataset(tmp_path / "val-shards").classes == ["n01440000", "n01440001"]
+    if sign == "feeder shard ./images":
+        assert (tmp_path / "runs/first/last.pt").exists()
+        assert re.search(
+            r"epoch 0: loss \d.*\n +\d+ images/s, .*\ntrained after 1 epoch\(s\): runs/first/last.pt\n$", said
+        )
     if sign == "feeder replay":
         assert len(list((tmp_path / "batch").glob("*.png"))) == 1
 

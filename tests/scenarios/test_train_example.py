@@ -271,3 +271,27 @@ def test_sets_of_other_classes_are_refused(data: list[str], tmp_path: Path, scri
         stripes(kind, 0).save(tmp_path / f"val/other-{kind}/0.jpg")
     with pytest.raises(SystemExit, match="need the same classes"):
         script.main([data[0], str(tmp_path / "val"), "--out", str(tmp_path / "run"), *SMALL, "0"])
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("", "has no classes: put its images into a folder for each"), ("kind/", r"1 images.*: use --batch-size 1 or")],
+)
+def test_images_that_can_not_be_trained_on_are_refused(place: str, said: str, tmp_path: Path, script: Any) -> None:
+    (tmp_path / "images" / place).mkdir(parents=True)
+    stripes(0, 0).save(tmp_path / "images" / place / "0.jpg")
+    with pytest.raises(SystemExit, match=said):
+        script.main([str(tmp_path / "images"), "--out", str(tmp_path / "run"), *SMALL, "0"])
+
+
+def test_without_validation_images_the_loss_of_each_epoch_is_said(
+    data: list[str], tmp_path: Path, script: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.main([data[0], "--out", str(tmp_path), *SMALL, "0", "--epochs", "2"])
+    said, losses = capsys.readouterr().out, [loss for loss, _ in log(tmp_path)]
+    for epoch, part in enumerate((losses[:9], losses[9:])):
+        assert f"epoch {epoch}: loss {np.mean(part):.3f}, training accuracy" in said
+    assert "validation" not in said
+    assert said.splitlines()[-1] == f"trained after 2 epoch(s): {tmp_path / 'last.pt'}"
+    assert load(tmp_path / "last.pt")["epoch"] == 2
+    assert not (tmp_path / "best.pt").exists()
