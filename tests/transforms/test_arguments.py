@@ -130,6 +130,14 @@ def test_what_feeder_lacks_or_cant_call_says_the_way_out() -> None:
         transforms.ElasticTransform  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match="by name, such as 'bicubic'"):
         transforms.InterpolationMode  # type: ignore[attr-defined]  # noqa: B018
+    for name, near in (
+        ("RandomResizeCrop", "RandomResizedCrop"),
+        ("Normalise", "Normalize"),
+        ("colorJitter", "ColorJitter"),
+    ):
+        with pytest.raises(AttributeError) as error:
+            getattr(transforms, name)
+        assert str(error.value).endswith(f"has no attribute {name!r}; did you mean {near}?")
     assert not hasattr(transforms, "__wrapped__")
     with pytest.raises(TypeError, match="give it to ShardDataset"):
         Compose([Resize(3)])(np.zeros((3, 8, 8), np.uint8))
