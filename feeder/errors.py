@@ -48,8 +48,8 @@ __all__ = [
     "stop_in_a_batch",
 ]
 
-# What installs the native kernels; the name is not asked for, as it may be another's on a package index.
-KERNELS_COMMAND = "pip install --force-reinstall --no-deps dist/feeder_data-*.whl, which `make wheel` makes in a clone"
+# Installs the native kernels from what `make wheel` makes in a clone; the name may be another's on a package index.
+KERNELS_COMMAND = "pip install --force-reinstall --no-deps dist/feeder_data-*.whl"
 
 
 class FeederError(Exception):

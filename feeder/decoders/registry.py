@@ -51,10 +51,11 @@ class Dali:
         check_int("Dali(memory_limit_bytes=...)", self.memory_limit_bytes, 1, or_none=True)
 
 
+_KERNELS = f"install its kernels: {KERNELS_COMMAND}, which `make wheel` makes in a clone"
 # By name, the class and the remedy where it can't be imported.
 BUILT_IN = {
-    "cpu": ("feeder.decoders.cpu_decoder:CpuDecoder", f"install its kernels: {KERNELS_COMMAND}"),
-    "cuda": ("feeder.decoders.cuda.cuda_decoder:CudaDecoder", f"install its kernels: {KERNELS_COMMAND}"),
+    "cpu": ("feeder.decoders.cpu_decoder:CpuDecoder", _KERNELS),
+    "cuda": ("feeder.decoders.cuda.cuda_decoder:CudaDecoder", _KERNELS),
     "dali": ("feeder.decoders.dali.dali_decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
     "pillow": ("feeder.decoders.pillow.pillow_decoder:PillowDecoder", "install it: pip install pillow"),
 }

@@ -202,12 +202,20 @@ def test_a_wrong_package_is_mended_by_one_command(monkeypatch: pytest.MonkeyPatc
     assert remedy("torch", cuda12, torch_cuda=None) == torch + "cu126"
     assert remedy("torch", cuda12, torch_cuda="13.0") == torch + "cu126"
     assert remedy("torch", cuda13, torch_cuda=None) == torch + "cu130"
-    assert "driver for CUDA 12" in remedy("torch", old)
+    newer = "sudo apt-get install -y nvidia-driver"
+    assert remedy("torch", old) == remedy("torch", old, torch_cuda=None) == newer
     dali = {"dali_package": "nvidia-dali-cuda130"}
     assert remedy("DALI", cuda12, **dali) == (
         'pip uninstall -y nvidia-dali-cuda130 && pip install "feeder-data[dali-cuda12]"'
     )
-    assert "driver for CUDA 12" in remedy("DALI", old, **dali)
+    assert remedy("DALI", old, **dali) == newer
+    reasons = [f.why for f in check_packages(old, {**FOUND, **dali}) if f.remedy == newer]
+    assert [reason.partition(" It takes ")[2] for reason in reasons] == 2 * [
+        "a driver for CUDA 12, 525 or newer; the command is Debian's."
+    ]
+    (kernels,) = (f for f in check_packages(cuda13, {**FOUND, "native": False}) if f.name == "kernels")
+    assert kernels.remedy == "pip install --force-reinstall --no-deps dist/feeder_data-*.whl"
+    assert "`make wheel` in a clone makes the wheel" in kernels.why
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def check_encoder(options: EncodeOptions) -> None:
         except ImportError as error:
             raise BackendError(
                 f"--encode {options.mode} needs feeder's native kernels, which can't be loaded ({error}): install "
-                f"them ({KERNELS_COMMAND}), or use --encode keep"
+                f"them ({KERNELS_COMMAND}, which `make wheel` makes in a clone), or use --encode keep"
             ) from None
 
 

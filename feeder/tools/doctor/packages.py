@@ -16,7 +16,7 @@ from feeder.system.nvml import Nvml
 from feeder.system.versions import pillow_simd_command, versions
 from feeder.tools.doctor.finding import Finding
 
-_NEWER_DRIVER = "an NVIDIA driver for CUDA 12, 525 or newer; on Debian: sudo apt-get install nvidia-driver"
+_NEWER_DRIVER = "sudo apt-get install -y nvidia-driver"
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def check_packages(driver: Driver, found: dict[str, Any] | None = None) -> Itera
 
 
 def _native(found: dict[str, Any]) -> Finding:
-    why = "Without them feeder loads nothing."
-    remedy = KERNELS_COMMAND
+    wheel = " `make wheel` in a clone makes the wheel."
+    why, remedy = f"Without them feeder loads nothing.{wheel}", KERNELS_COMMAND
     if not found["native"]:
         return Finding("kernels", "problem", "feeder's native kernels are absent", why, remedy)
     try:
@@ -74,8 +74,8 @@ def _native(found: dict[str, Any]) -> Finding:
         said = f"libjpeg-turbo {turbo} in feeder's kernels runs without its SIMD code"
         why = "Progressive files, and exact pixels of all files, take several times as long to decode."
         if os.environ.get("JSIMD_FORCENONE") == "1":
-            remedy = "unset JSIMD_FORCENONE"
-        return Finding("kernels", "problem", said, why, remedy)
+            remedy, wheel = "unset JSIMD_FORCENONE", ""
+        return Finding("kernels", "problem", said, why + wheel, remedy)
     return Finding("kernels", "ok", f"native kernels at {native.simd_level()}, libjpeg-turbo {turbo}")
 
 
@@ -132,11 +132,17 @@ def _torch(found: dict[str, Any], driver: Driver) -> Finding:
         return Finding("torch", "note", f"{said}; no NVIDIA driver here", why, remedy)
     if cuda is None:
         why = f"There is an NVIDIA driver ({driver.version}), but this build can't use a GPU."
-        return Finding("torch", "problem", said, why, _torch_command(driver))
+        return _for_driver("torch", said, why, _torch_command(driver))
     if driver.cuda is not None and int(cuda.partition(".")[0]) > driver.cuda[0]:
         why = f"The driver ({driver.version}) runs CUDA up to {_dotted(driver.cuda)}: torch.cuda fails to initialize."
-        return Finding("torch", "problem", said, why, _torch_command(driver))
+        return _for_driver("torch", said, why, _torch_command(driver))
     return _architectures(said, driver)
+
+
+def _for_driver(name: str, said: str, why: str, remedy: str) -> Finding:
+    if remedy == _NEWER_DRIVER:
+        why += " It takes a driver for CUDA 12, 525 or newer; the command is Debian's."
+    return Finding(name, "problem", said, why, remedy)
 
 
 def _torch_command(driver: Driver, compute: int | None = None) -> str:
@@ -190,7 +196,7 @@ def _dali(found: dict[str, Any], driver: Driver) -> Finding:
         remedy = _NEWER_DRIVER
         if driver.cuda[0] >= 12:
             remedy = f'pip uninstall -y {name} && pip install "feeder-data[dali-cuda{driver.cuda[0]}]"'
-        return Finding("DALI", "problem", f"{version} is built for CUDA {needed}", why, remedy)
+        return _for_driver("DALI", f"{version} is built for CUDA {needed}", why, remedy)
     return Finding("DALI", "ok", f"{version} ({name})")
 
 

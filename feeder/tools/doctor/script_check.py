@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from feeder.tools.doctor.finding import Finding, Level
-from feeder.tools.doctor.script_loops import LOOP_RULES, has_backward, is_copy, mistakes
+from feeder.tools.doctor.script_loops import LOADER, LOOP_RULES, has_backward, is_copy, mistakes
 from feeder.tools.doctor.script_names import Default, Names, arguments_of, text_of
 from feeder.tools.instrument.script_file import ScriptSource, read_source
 
@@ -22,7 +22,6 @@ RULES = {
     "set-epoch": "a DistributedSampler that has the same order in every epoch",
     **{rule: found for rule, (found, _, _) in LOOP_RULES.items()},
 }
-_LOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory")
 _LOADERS = {
     "torch.utils.data.DataLoader",
     "torchdata.stateful_dataloader.StatefulDataLoader",
@@ -108,7 +107,7 @@ class _Check:
         is_one_batch = isinstance(around, ast.Call) and text_of(around.func) == "iter"
 
         if name in _LOADERS and not is_one_batch:
-            given, is_all = arguments_of(call, *_LOADER)
+            given, is_all = arguments_of(call, *LOADER)
             self._workers(call, name, given, is_all)
             self._python_images(call, given.get("dataset"))
             if self._places_batches and is_all and not (name == "feeder.DataLoader" and "device" in given):

@@ -50,6 +50,8 @@ LOOP_RULES = {
         "crops and resizes first, functions behind them; docs/transforms.md lists the ops that stay native",
     ),
 }
+# Parameters of a loader, by position.
+LOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory")
 _LOOPS = (ast.For, ast.AsyncFor)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _GRADLESS = ("no_grad", "inference_mode")
@@ -82,9 +84,9 @@ def mistakes(tree: ast.Module, names: Names, loaders: set[str]) -> Iterator[Mist
         if isinstance(node, ast.For) or (isinstance(node, ast.FunctionDef) and node.name == "training_step"):
             yield from (Mistake("kept-graph", kept) for kept in _kept_graphs(node, trained))
         elif isinstance(node, ast.Call):
-            workers = [each.value for each in node.keywords if each.arg == "num_workers"]
-            if names.called(node) in loaders:
-                yield from (Mistake("too-many-workers", each) for each in workers if _is_times_cores(each, names))
+            workers = arguments_of(node, *LOADER)[0].get("num_workers")
+            if names.called(node) in loaders and workers is not None and _is_times_cores(workers, names):
+                yield Mistake("too-many-workers", workers)
             yield from (Mistake("resized-twice", call) for call in _resized_again(node, names))
             yield from (Mistake("native-op", call) for call in _slow_ops(node, names))
         elif isinstance(node, ast.ClassDef) and any(re.search("(Dataset|Folder)$", ast.unparse(b)) for b in node.bases):
@@ -133,11 +135,11 @@ def _loaders_of_epoch(loop: ast.For, names: Names, loaders: set[str]) -> Iterato
     changing = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
     changing |= {each.id for each in steps if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
 
-    for call in steps if len(inner) == 1 else ():
+    for call in (*steps, *ast.walk(inner[0].iter)) if len(inner) == 1 else ():
         if isinstance(call, ast.Call) and names.called(call) in loaders:
-            workers = [names.value(each.value) for each in call.keywords if each.arg == "num_workers"]
+            workers = arguments_of(call, *LOADER)[0].get("num_workers")
             used = {each.id for each in ast.walk(call) if isinstance(each, ast.Name)}
-            if workers and workers != [0] and not used & changing:
+            if workers is not None and names.value(workers) != 0 and not used & changing:
                 yield call
 
 
@@ -172,9 +174,16 @@ def _is_times_cores(node: ast.expr, names: Names) -> bool:
     found = names.definition(node)
     if not isinstance(found, ast.BinOp) or not isinstance(found.op, ast.Mult):
         return False
-    counts = [(names.called(names.definition(each)) or "").endswith("cpu_count") for each in (found.left, found.right)]
+    counts = [_is_cores(names.definition(each), names) for each in (found.left, found.right)]
     factors = [each.value for each in (found.left, found.right) if isinstance(each, ast.Constant)]
     return any(counts) and any(isinstance(factor, int) and factor >= 2 for factor in factors)
+
+
+def _is_cores(node: ast.expr, names: Names) -> bool:
+    """Returns True for the number of cores, by ``cpu_count()`` or ``len(os.sched_getaffinity(0))``."""
+    if isinstance(node, ast.Call) and names.called(node) == "len" and node.args:
+        node = names.definition(node.args[0])
+    return (names.called(node) or "").endswith(("cpu_count", "sched_getaffinity"))
 
 
 def _ops(chain: ast.Call, names: Names) -> Iterator[ast.Call]:
