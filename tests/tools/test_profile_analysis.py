@@ -277,6 +277,15 @@ def test_evaluation_inside_a_step_is_not_part_of_the_step() -> None:
     assert found.loaders[0].step_s == pytest.approx((100 - 80 + 100 + 100) / 1e3, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("trained", "said"), [(0, "no backward() was seen"), (9, "in 9 of 20 batches backward() was seen")]
+)
+def test_an_evaluation_says_how_often_backward_was_seen(trained: int, said: str) -> None:
+    record = loader([10.0] * 20, 10, trained=False)
+    record.batches[1 : 1 + trained] = [call._replace(trained=True) for call in record.batches[1 : 1 + trained]]
+    assert f" images/s in evaluation ({said}), waiting" in analyse(process(record), 8).headline()
+
+
 def test_two_loaders_in_one_step_do_not_count_each_others_waits() -> None:
     first, second = loader([10.0] * 5, 70), loader([20.0] * 5, 60, start_ms=10)
     for times in analyse(process(first, second), 8).loaders:

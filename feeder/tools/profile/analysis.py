@@ -55,7 +55,7 @@ class Analysis:
             )
         if self.main.batches == 0:
             return "No loader gave more than one batch: too little to tell what the run waits for."
-        what = "training" if self.main.trains else "evaluation (no backward() was seen)"
+        what = "training" if self.main.trains else self.main.evaluation
         rate = f"{self.images_s:,.0f} images/s in {what}"
         if self.bound == "input":
             return f"Input-bound: {rate}, waiting for data {self.input_share:.0%} of the time."

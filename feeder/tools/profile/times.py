@@ -59,6 +59,14 @@ class LoaderTimes:
         return self.wait_s + self.step_s
 
     @property
+    def evaluation(self) -> str:
+        """Words for a loader that does not train, with the calls of backward() that were seen."""
+        batches = self.record.batches
+        trained, number = sum(batch.trained for batch in batches), sum(batch.images > 0 for batch in batches)
+        seen = f"in {trained:,} of {number:,} batches backward() was seen" if trained else "no backward() was seen"
+        return f"evaluation ({seen})"
+
+    @property
     def wait_share(self) -> float:
         """Share of the waits in ``total_s``, 0-1."""
         return self.wait_s / self.total_s if self.total_s else 0.0
