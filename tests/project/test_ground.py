@@ -117,6 +117,17 @@ def test_the_issue_template_asks_for_the_version_report() -> None:
     assert make_parser().parse_args(["--version", "-v"]).verbose
 
 
+def test_pictures_of_pages_are_small_shown_and_come_in_light_and_dark() -> None:
+    pictures = {path.name: path for path in (ROOT / "docs/images").glob("*.jpg")}
+    assert {name for name in pictures if name.removesuffix(".jpg") + "-dark.jpg" not in pictures} == {
+        name for name in pictures if name.endswith("-dark.jpg")
+    }
+    text = "".join(path.read_text() for path in documents())
+    assert [
+        name for name, path in pictures.items() if f"images/{name})" not in text or path.stat().st_size > 150_000
+    ] == []
+
+
 def test_the_training_example_of_the_readme_runs(tmp_path: Path) -> None:
     make_images(tmp_path / "images", count=6, classes=3)
     assert main(["shard", str(tmp_path / "images"), "-q"]) == 0

@@ -24,7 +24,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageFilter, ImageOps
 from starlette.testclient import TestClient
 
 import feeder
@@ -748,6 +748,40 @@ def test_batches_and_crops_of_a_saved_state_with_targets(is_grouped: bool, op: O
             shown = picture(page.get(f"{place}&seed=9&epoch=0").content).transpose(2, 0, 1)
             assert np.array_equal(shown, image[:, :height, :width])
         assert f"class-0/{i:04d}.png" in page.get(f"/sample/{i}").text
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_crops_have_the_targets_over_them_where_the_crop_has_them(orientation: int, tmp_path: Path) -> None:
+    """Of images with one bright part, which the box and the mask have."""
+    bright = np.zeros((64, 96), np.uint8)
+    bright[8:40, 16:56] = 1
+    image = Image.fromarray(np.repeat(60 + 180 * bright[..., None], 3, axis=2))
+    members = [("jpg", encode(image, quality=100, orientation=orientation)), ("cls", b"0")]
+    targets = {"boxes.json": b'{"boxes": [[16, 8, 56, 40]]}', "seg.png": mask_of(bright)}
+    for name, data in targets.items():
+        (tmp_path / name).mkdir()
+        page = client(indexed(tmp_path / name, *members, (name, data)))
+        text = page.get("/sample/0?canvas=stored").text
+        assert f"With <bdi>{name}</bdi>, moved with the crop." in text
+        assert "over=" not in page.get("/sample/0?canvas=none").text
+        for place in map(unescape, re.findall(r'"(/crop/0[^"]*&amp;over=stored)"', text)):
+            plain, drawn = (
+                picture(page.get(each).content).astype(int) for each in (place.removesuffix("&over=stored"), place)
+            )
+            is_bright, changed = plain.min(axis=2) > 150, np.abs(drawn - plain).max(axis=2) > 30
+            grown, shrunk = (
+                np.asarray(Image.fromarray(is_bright.astype(np.uint8)).filter(each(7))) > 0
+                for each in (ImageFilter.MaxFilter, ImageFilter.MinFilter)
+            )
+            assert not changed[~grown].any()
+            assert changed[shrunk].all() if name == "seg.png" else not changed[shrunk & ~_border(shrunk)].any()
+            assert changed.any() == is_bright.any()
+
+
+def _border(like: np.ndarray) -> np.ndarray:
+    found = np.ones_like(like)
+    found[3:-3, 3:-3] = False
+    return found
 
 
 def test_mixed_batches_of_a_saved_state(shards: Path) -> None:

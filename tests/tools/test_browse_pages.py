@@ -138,23 +138,55 @@ def test_a_person_ticks_samples_and_copies_their_keys(page: Page, url: str) -> N
     expect(page.locator("output")).to_have_text("3 samples")
     page.get_by_label("tick sample 2").uncheck()
     page.get_by_role("button", name="Copy keys").click()
+    expect(page.locator(".ticked [role=status]")).to_have_text("Copied 2 keys.")
     assert page.evaluate("navigator.clipboard.readText()") == "b\nd"
     page.get_by_role("button", name="Copy ids").click()
+    expect(page.locator(".ticked [role=status]")).to_have_text("Copied 2 ids.")
     assert page.evaluate("navigator.clipboard.readText()") == "[1, 3]"
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save keys").click()
     assert saved.value.suggested_filename == "ticked.txt"
     assert saved.value.path().read_text() == "b\nd\n"
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save ids").click()
+    assert saved.value.suggested_filename == "ticked-ids.json"
+    assert json.loads(saved.value.path().read_text()) == [1, 3]
+    expect(page.locator(".ticked [role=status]")).to_have_text("Saved ticked-ids.json.")
 
     page.get_by_label("name of the list").fill("blurred")
     page.get_by_label("tick sample 0").check()
     page.get_by_role("button", name="Show").last.click()
     expect(page.locator(".grid .name")).to_have_text(["a"])
+    page.get_by_label("ticked as").select_option("ticked")
+    expect(page.locator(".grid .name")).to_have_text(["b", "d"])
+    expect(page).to_have_url(re.compile("ids=1%2C3"))
+    expect(page.get_by_label("ticked as")).to_have_value("ticked")
+    page.get_by_label("ticked as").select_option("any")
+    expect(page.locator(".grid .name")).to_have_text(["a", "b", "c", "d"])
     page.get_by_label("name of the list").fill("ticked")
     page.get_by_label("name of the list").press("Tab")
     expect(page.locator("output")).to_have_text("2 samples")
     page.get_by_role("button", name="Clear").click()
     expect(page.locator("output")).to_have_text("0 samples")
+
+
+def test_a_person_who_may_not_copy_is_told(page: Page, url: str) -> None:
+    page.add_init_script("navigator.clipboard.writeText = () => Promise.reject()")
+    page.goto(f"{url}samples")
+    page.get_by_label("tick sample 1").check()
+    page.get_by_role("button", name="Copy keys").click()
+    expect(page.locator(".ticked [role=status]")).to_have_text("Not copied: the browser does not allow it.")
+
+
+def test_a_person_chooses_one_of_many_classes_by_its_number(
+    page: Page, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.tools.browse.set_pages._CLASSES_TO_CHOOSE", 1)
+    page.goto(f"{url}samples")
+    page.get_by_label("class", exact=True).fill("0")
+    page.get_by_role("button", name="Show").first.click()
+    expect(page.locator(".grid img")).to_have_count(0)
+    expect(page.get_by_label("class", exact=True)).to_have_value("0")
 
 
 def test_a_person_chooses_samples(page: Page, url: str) -> None:

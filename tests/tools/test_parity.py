@@ -274,3 +274,10 @@ def test_a_chart_shows_its_mask_boxes_and_keypoints(orientation: int) -> None:
         other = TargetFigures()
         other.add(chart, fault, recipe, draws, 0)
         assert not other.passed
+
+
+def test_a_flat_folder_is_refused_with_the_command_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my photos").mkdir()
+    (tmp_path / "my photos/1.jpg").touch()
+    assert main(["parity", str(tmp_path / "my photos")]) == 1
+    assert f"shard it first, without labels: feeder shard '{tmp_path}/my photos'\n" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from feeder.system.arrays import AnyArray, Uint8s
 from feeder.system.checks import check_one_of
 from feeder.tools.browse.set_view import SetView
 from feeder.transforms.boxes import Boxes, move_boxes, move_points
-from feeder.transforms.moves import upright
+from feeder.transforms.moves import Moves, upright
 
 SMALL_PX = 192
 _SHOWN_PX = 1600  # longer sides are shown smaller
@@ -81,6 +81,20 @@ class Pictures:
             image = self._overlays(i, (image.height, image.width), canvas).over(image, self._view.dataset.classes)
         image.thumbnail((_SHOWN_PX, _SHOWN_PX))
         return jpeg(np.asarray(image), 90)
+
+    def crop(self, i: int, pixels: Uint8s, moves: Callable[[], Moves], canvas: str = "") -> bytes:
+        """Returns a crop of a sample as a PNG.
+
+        Args:
+            i: The sample.
+            pixels: The crop, uint8 [H, W, 3].
+            moves: Begins the moves from the upright image to the crop.
+            canvas: As for :meth:`whole`.
+        """
+        if not canvas:
+            return png(pixels)
+        moved = self.overlays(i, canvas).moved(moves)
+        return png(np.asarray(moved.over(Image.fromarray(pixels), self._view.dataset.classes)))
 
     def member(self, i: int, name: str) -> bytes:
         """Returns a further image of a sample, or a mask in colors, as a JPEG or PNG.
@@ -173,19 +187,29 @@ class Overlays(NamedTuple):
         turn, given = (orientation, stored) if canvas == "stored" else (1, size)
         for name, data in members:
             try:
-                moves = upright(turn, given)
                 if name.endswith(_BOXES):
-                    boxes = decode_boxes(data)
-                    found.drawn[name] = boxes._replace(values=move_boxes(Boxes(boxes.values), moves)[0].values)
+                    found.drawn[name] = decode_boxes(data)
                 elif name.endswith(_POINTS):
-                    points = decode_points(data)
-                    found.drawn[name] = points._replace(values=move_points(points.values, moves)[0])
+                    found.drawn[name] = decode_points(data)
                 else:
                     check_mask(data, [given])
-                    found.drawn[name] = move_mask(decode_mask(data, "int32"), 0, moves)
+                    found.drawn[name] = decode_mask(data, "int32")
             except DecodeError as error:
                 found.refused[name] = error.reason
-        return found
+        return found.moved(lambda: upright(turn, given))
+
+    def moved(self, moves: Callable[[], Moves]) -> Overlays:
+        """Returns them where moves, which are begun anew for each, bring them."""
+        drawn = dict[str, MaskArray | Annotations]()
+        for name, value in self.drawn.items():
+            if not isinstance(value, Annotations):
+                drawn[name] = move_mask(value, 0, moves())
+            elif name.endswith(_BOXES):
+                boxes, kept = move_boxes(Boxes(value.values), moves())
+                drawn[name] = value.keep(boxes.values, kept)
+            else:
+                drawn[name] = value.keep(*move_points(value.values, moves()))
+        return self._replace(drawn=drawn)
 
     def over(self, image: Image.Image, classes: list[str] | None = None) -> Image.Image:
         """Returns the image, which is upright, with all of them over it.

@@ -114,6 +114,7 @@ class SetPages:
             groups={name: group for name, group in GROUPS.items() if view.kinds.keys() & group.keys()},
             orders=view.orders,
             classes=view.classes if len(view.classes) <= _CLASSES_TO_CHOOSE else [],
+            has_classes=len(view.classes) > 0,
             class_name="" if choice.label is None else view.class_name(choice.label),
             searched=following if len(rows) < ROWS_AT_ONCE else None,
             has_overlays=self._pictures.has_overlays,
@@ -180,8 +181,9 @@ class SetPages:
         return _picture(lambda: self._pictures.member(i, members[number].name))
 
     def crop(self, request: Request) -> Response:
-        drawn = self._drawn(request)
-        return _picture(lambda: png(self._training.crop(*drawn)))
+        i, *drawn = self._drawn(request)
+        canvas = request.query_params.get("over", "")
+        return _picture(lambda: self._pictures.crop(i, *self._training.crop(i, *drawn), canvas))
 
     def step_image(self, request: Request) -> Response:
         step, row, number = self._step(request), _number(request, "row"), _number(request, "view")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from feeder.tools.browse.set_view import SetView
 from feeder.tools.presets import preset
 from feeder.tools.replayed_run import as_pixels, batch_pixels, loader_of
 from feeder.transforms import Recipe
+from feeder.transforms.moves import Moves, drawn_moves
 
 _LOADERS = 8  # that are kept
 
@@ -113,8 +115,9 @@ class Training:
             except FeederError:
                 return None
 
-    def crop(self, i: int, seed: int, epoch: int, view: int = 0) -> Uint8s:
-        """Returns a view of a sample in an epoch by the run's backend and fidelity, uint8 [H, W, 3].
+    def crop(self, i: int, seed: int, epoch: int, view: int = 0) -> tuple[Uint8s, Callable[[], Moves]]:
+        """Returns a view of a sample in an epoch by the run's backend and fidelity, uint8 [H, W, 3], and what begins the
+        moves to it from the upright image.
 
         Raises:
             ArgumentError: if the recipe has no such view.
@@ -138,7 +141,8 @@ class Training:
         if error is not None:
             raise self.dataset.reader.at(error, i)
         pixels: Uint8s = as_pixels(as_tensor(out, recipe.output_dtype), recipe)[0][0]
-        return pixels
+        height, width = draws.image_size[0].tolist()
+        return pixels, lambda: drawn_moves(recipe.ops, draws.ops, 0, (height, width))
 
     def _recipe_of(self, i: int, epoch: int, view: int) -> Recipe:
         """Returns the recipe of a view of a sample at an epoch; with buckets that of the sample's own one."""

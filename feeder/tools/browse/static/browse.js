@@ -19,14 +19,23 @@ if (bar) {
   const boxes = [...document.querySelectorAll("[data-id]")];
   const list = () => (lists[bar.tag.value] ??= {});
   let last = null;
+  const filters = document.querySelector(".filters");
+  const tags = filters.querySelector("[aria-label='ticked as']");
+  const said = bar.querySelector("[role=status]");
+  const numbered = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+  const idsOf = (name) => Object.keys(lists[name] ?? {}).join(",");
 
   const show = () => {
     lists = JSON.parse(localStorage.getItem(place) || "{}");  // other pages may have changed it
     const number = Object.keys(list()).length;
-    bar.querySelector("output").value = `${number.toLocaleString("en")} sample${number === 1 ? "" : "s"}`;
-    for (const name of ["show", "keys", "ids", "save", "clear"]) bar[name].disabled = !number;
+    bar.querySelector("output").value = numbered(number, "sample");
+    for (const name of ["show", "keys", "ids", "save", "saveids", "clear"]) bar[name].disabled = !number;
     for (const box of boxes) box.checked = box.dataset.id in list();
     document.querySelector("#tags").replaceChildren(...Object.keys(lists).map((name) => new Option(name)));
+    const names = Object.keys(lists).filter(idsOf);
+    tags.replaceChildren(new Option("any", ""), ...names.map((name) => new Option(name)));
+    tags.value = names.find((name) => idsOf(name) === filters.ids.value) ?? "";
+    tags.parentElement.hidden = !names.length;
   };
   const keep = () => {
     for (const name in lists) if (!Object.keys(lists[name]).length) delete lists[name];
@@ -52,16 +61,24 @@ if (bar) {
   bar.addEventListener("submit", (event) => {
     event.preventDefault();
     const ids = Object.keys(list()), keys = Object.values(list());
+    const copy = (text, what) =>
+      navigator.clipboard.writeText(text).then(
+        () => (said.textContent = `Copied ${numbered(ids.length, what)}.`),
+        () => (said.textContent = "Not copied: the browser does not allow it."),
+      );
+    const save = (text, name) => {
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([text]));
+      link.download = name;
+      link.click();
+      said.textContent = `Saved ${name}.`;
+    };
     const act = {
       show: () => location.assign(`/samples?ids=${ids.join(",")}`),
-      keys: () => navigator.clipboard.writeText(keys.join("\n")),
-      ids: () => navigator.clipboard.writeText(`[${ids.join(", ")}]`),
-      save: () => {
-        const link = document.createElement("a");
-        link.href = URL.createObjectURL(new Blob([keys.map((key) => `${key}\n`).join("")]));
-        link.download = `${bar.tag.value}.txt`;
-        link.click();
-      },
+      keys: () => copy(keys.join("\n"), "key"),
+      ids: () => copy(`[${ids.join(", ")}]`, "id"),
+      save: () => save(keys.map((key) => `${key}\n`).join(""), `${bar.tag.value}.txt`),
+      saveids: () => save(`[${ids.join(", ")}]\n`, `${bar.tag.value}-ids.json`),
       clear: () => {
         delete lists[bar.tag.value];
         keep();
@@ -71,6 +88,11 @@ if (bar) {
   });
   bar.tag.value = localStorage.getItem(`${place} list`) || "ticked";
   bar.tag.addEventListener("change", keep);
+  tags.addEventListener("change", () => {
+    filters.ids.value = idsOf(tags.value);
+    filters.ids.disabled = !filters.ids.value;
+    filters.requestSubmit();
+  });
   window.addEventListener("pageshow", show);
   window.addEventListener("storage", show);
   bar.hidden = false;
