@@ -92,6 +92,17 @@ install() { pip install ${quiet[@]+"${quiet[@]}"} "$@"; }
 # pip 26 refuses constraints for environments to build in where it makes none.
 install_in_place() { (unset PIP_BUILD_CONSTRAINT && install --no-build-isolation "$@"); }
 
+# A line every 20 seconds, as pip says nothing while it compiles. In short sleeps, so that nothing outlives the build.
+compiling() {
+    local second most
+    most="$(sources | grep -c '\.cc$')"
+    touch "$state/compiling"
+    for ((second = 1; ; second++)); do
+        sleep 1
+        ((second % 20)) || say "compiled $(find build -name '*.o' -newer "$state/compiling" | wc -l) of at most $most files in $second s"
+    done
+}
+
 if ! packages_done; then
     # Alone and before its dependents, so that nothing else can pull in another build of it.
     say "installing torch (a large download, the first time)"
@@ -101,9 +112,13 @@ fi
 if ! done_already native "$native_key"; then
     # A compile error is no reason to start over: a failed build leaves the environment as it was.
     rm -f "$state/busy"
-    say "building feeder"
+    say "building feeder$(command -v ccache >/dev/null && echo ' with ccache')"
+    compiling 9>&- &
+    trap "kill $! 2>/dev/null || true" EXIT
     # Without build isolation cmake and nanobind stay in place, so that only a changed kernel is compiled again.
     CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}" install_in_place --no-deps -e .
+    kill $!
+    trap - EXIT
     finish native "$native_key"
     busy
 fi

@@ -103,6 +103,23 @@ def test_system_check_names_a_python_that_is_too_old(tmp_path: Path) -> None:
     assert "sudo apt-get install python3" in done.stderr
 
 
+def test_files_are_compiled_through_ccache_where_it_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    ccache = tmp_path / "bin/ccache"
+    ccache.write_text('#!/bin/sh\nexec "$@"\n')
+    ccache.chmod(0o755)
+    path = os.pathsep.join([str(ccache.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    for name, further, is_called in (("plain", [], True), ("own", ["-DCMAKE_CXX_COMPILER_LAUNCHER=env"], False)):
+        options = ["-DFEEDER_PYTHON=OFF", "-DFEEDER_CUDA=OFF", *further]
+        subprocess.run(
+            ["cmake", "-S", ROOT, "-B", tmp_path / name, "-G", "Ninja", *options],
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            check=True,
+        )
+        assert (str(ccache) in (tmp_path / name / "build.ninja").read_text()) == is_called
+
+
 def test_version_is_the_same_everywhere() -> None:
     import feeder
 
@@ -262,13 +279,10 @@ def test_the_documented_tasks_are_the_committed_ones() -> None:
         for cores in ("cores_1", "cores_2")
     )
     text = " ".join((ROOT / "docs/frameworks.md").read_text().split())
-    times = [1 / each["feeder, one by one"] for each in (one, two)]
-    said = (
-        "On one core that takes {:.2f} of the time of decoding and collating samples one by one, and gives {:.1f} times"
-    )
-    assert said.format(times[0], one["Pillow"]) in text
-    said = "On two cores with two workers it takes {:.2f} of that time and gives {:.1f} times as many"
-    assert said.format(times[1], two["Pillow"]) in text
+    said = "come {:.1f} times as fast as samples that are decoded and collated one by one, and {:.1f} times as fast as"
+    assert f"On one core these {said.format(one['feeder, one by one'], one['Pillow'])} with Pillow" in text
+    said = "On two cores with two workers it is {:.1f} times and {:.1f} times:"
+    assert said.format(two["feeder, one by one"], two["Pillow"]) in text
 
 
 def test_the_committed_tasks_reach_their_goals() -> None:

@@ -43,9 +43,11 @@ def test_nothing_stops_the_clusters_of_others() -> None:
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """The sentences of a document's paragraphs and list items, without its code, tables and headings."""
+    """The sentences of a document's paragraphs, list items and cells of tables, without its code and headings."""
     text = re.sub(r"^( *)```.*?^\1```$|<!--.*?-->", "\n\n", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^ *(?:[|#!]|:::).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=\n\n)(?: {4}.*\n|\n(?= {4}))+", "\n", text)
+    text = re.sub(r"^ *(?:[#!]|:::).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^ *\|.*$", lambda row: row[0].replace("|", "\n\n"), text, flags=re.MULTILINE)
     text = re.sub(r"^ *(?:[-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
     for paragraph in re.split(r"\n\s*\n", text):
         plain = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", " ".join(paragraph.split())))
@@ -58,7 +60,8 @@ def _faults(text: str) -> list[str]:
 
 
 def test_documents_have_short_sentences_of_plain_words() -> None:
-    paths = {path.relative_to(ROOT).as_posix(): path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))}
+    files = (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("feeder/**/*.md"))
+    paths = {path.relative_to(ROOT).as_posix(): path for path in files}
     pages = paths.keys() - {"CHANGELOG.md"}
     assert len(pages) > 30
     assert {page: faults for page in pages if (faults := _faults(paths[page].read_text()))} == {}
@@ -72,6 +75,13 @@ def test_a_long_sentence_is_found_wherever_it_stands() -> None:
         f"- Short.\n- {long}",
         f"| a |\n\nShort. {long}, `code` [link](page.md).",
         "It is such\na thing.",
+        f"| a | b |\n|---|---|\n| short | {long} |",
+        "| Such a thing | short |",
     ):
         assert len(_faults(text)) == 1, text
-    assert _faults(f"# {long}\n\n```sh\n{long}\n```\n\n| {long} |\n\n**{half}.** {half}") == []
+    assert (
+        _faults(
+            f"# {long}\n\n```sh\n{long}\n```\n\n    {long}\n\n    {long}\n\n| {half} | {half} |\n\n**{half}.** {half}"
+        )
+        == []
+    )
