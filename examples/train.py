@@ -218,7 +218,7 @@ class Trainer:
         classes, count = self.loader.dataset.classes, len(self.loader.dataset)
         if not classes:
             raise SystemExit(f"{args.train} has no classes: put its images into a folder for each, ./images/cat/1.jpg")
-        if args.val and classes != self.val_loader.dataset.classes:
+        if self.val_loader is not None and classes != self.val_loader.dataset.classes:
             raise SystemExit(f"{args.train} and {args.val} need the same classes, by name")
         if not len(self.loader):
             raise SystemExit(f"{args.train} has {count} images, fewer than a batch: use --batch-size {count} or less")

@@ -116,8 +116,8 @@ class Training:
                 return None
 
     def crop(self, i: int, seed: int, epoch: int, view: int = 0) -> tuple[Uint8s, Callable[[], Moves]]:
-        """Returns a view of a sample in an epoch by the run's backend and fidelity, uint8 [H, W, 3], and what begins the
-        moves to it from the upright image.
+        """Returns a view of a sample in an epoch by the run's backend and fidelity, uint8 [H, W, 3], and what begins
+        the moves to it from the upright image.
 
         Raises:
             ArgumentError: if the recipe has no such view.
