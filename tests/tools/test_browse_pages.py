@@ -181,7 +181,7 @@ def test_a_person_who_may_not_copy_is_told(page: Page, url: str) -> None:
 def test_a_person_chooses_one_of_many_classes_by_its_number(
     page: Page, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.tools.browse.set_pages._CLASSES_TO_CHOOSE", 1)
+    monkeypatch.setattr("feeder.tools.browse.set_pages.CLASSES_TO_CHOOSE", 1)
     page.goto(f"{url}samples")
     page.get_by_label("class", exact=True).fill("0")
     page.get_by_role("button", name="Show").first.click()

@@ -25,7 +25,7 @@ _EPOCHS = 8  # of which crops are shown
 _EPOCHS_OF_A_RUN = 1 << 32
 CLASSES_AT_ONCE = 120
 _CLASSES_AT_A_GLANCE = 24
-_CLASSES_TO_CHOOSE = 1000  # of more, the page of classes leads to one
+CLASSES_TO_CHOOSE = 1000  # of more, the page of classes leads to one
 _MOST_BATCH = 1024
 _NO_PICTURE = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="192" height="192"><rect width="192" height="192" fill="#888"/>'
@@ -113,7 +113,7 @@ class SetPages:
             number=len(view.chosen(choice._replace(text=""))),
             groups={name: group for name, group in GROUPS.items() if view.kinds.keys() & group.keys()},
             orders=view.orders,
-            classes=view.classes if len(view.classes) <= _CLASSES_TO_CHOOSE else [],
+            classes=view.classes if len(view.classes) <= CLASSES_TO_CHOOSE else [],
             has_classes=len(view.classes) > 0,
             class_name="" if choice.label is None else view.class_name(choice.label),
             searched=following if len(rows) < ROWS_AT_ONCE else None,
