@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "build/site-source"
 _COPIED = (
     "LICENSE",
+    "CHANGELOG.md",
     "Dockerfile",
     "licenses/*",
     "docs/*.css",
