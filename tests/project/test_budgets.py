@@ -20,20 +20,23 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_741,
-    "decoders": 3_460,
+    "dataset": 2_748,
+    "decoders": 3_458,
     "fields": 343,
-    "loader": 7_949,
-    "order": 1_616,
+    "loader": 7_979,
+    "order": 1_617,
     "service": 1_525,
-    "shard": 8_213,
-    "system": 715,
-    "tools": 4_711,
+    "shard": 8_221,
+    "system": 717,
+    "tools": 4_713,
     "transforms": 2_475,
 }
-TOKENS = 451_996
+# The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
+# the GPU 400, the first screen 500.
+MOST_STATEMENTS = 31_000 + 3_500
+TOKENS = 452_870
 OWN_PARAMETERS = 15
-DENSE = 17
+DENSE = 8
 
 # Functions of more than 60 lines: with the documentation of many arguments, or steps that share most of their names.
 LONG = {
@@ -54,14 +57,14 @@ def is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path, tree in TREES.items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path.relative_to(FOLDER).as_posix(), node
 
 
-def lines(function: ast.FunctionDef) -> int:
+def lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     assert function.end_lineno is not None
     return function.end_lineno - function.lineno + 1
 
@@ -81,6 +84,10 @@ def test_no_room_has_more_statements() -> None:
                 is_several = isinstance(target, ast.Tuple) and isinstance(getattr(node, "value", None), ast.Tuple)
                 found[parts[0] if len(parts) > 1 else "(top)"] += len(target.elts) if is_several else 1  # type: ignore[union-attr]
     assert {room: number for room, number in found.items() if number > STATEMENTS.get(room, 0)} == {}
+
+
+def test_the_rooms_have_no_more_statements_together_than_they_may() -> None:
+    assert sum(STATEMENTS.values()) <= MOST_STATEMENTS
 
 
 def test_there_are_no_more_tokens() -> None:
