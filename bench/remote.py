@@ -22,6 +22,10 @@ rivals       Seconds of a first epoch beside a second one from the cache, and CP
              LitData and webdataset over the same server, for the same consumer; of feeder also those of two epochs from
              the local disk. Rivals give the encoded bytes: only what lies before decoding is compared. --rivals names a
              Python that has them.
+raw          CPU time per image of an epoch over the images as they lie in a bucket, by FolderDataset and by LitData's
+             StreamingRawDataset, the bytes alone and decoded to --image-size by feeder in both, with each count of
+             --raw-workers. Both have their listing; feeder writes images into its empty cache, LitData keeps none. The
+             store's cores are those that its processes were busy on. --rivals names a Python that has both.
 
 The store is Ceph's gateway over one in-memory OSD, or moto's server where Ceph is not installed and with --smoke. It is
 on the same machine, so its processes and the proxy have the lowest priority: those of a real store take no CPU from a
@@ -49,6 +53,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +61,7 @@ from typing import Any
 from bench.remote_runs.epoch import Run
 from bench.remote_runs.opening import Opening, make_header
 from bench.remote_runs.ranges import Ranges
+from bench.remote_runs.rivals import samples
 from bench.smoke import ROOT, arguments
 from feeder.shard.cache.link import ENVIRONMENT
 from feeder.shard.cache.presence import Record
@@ -428,6 +434,39 @@ class Bench:
             for name, runs in found.items()
         }
 
+    def raw(self) -> dict[str, Any]:
+        """Measures the question of this name."""
+        options, store = self._options, self._server.pids()
+        if not options.rivals:
+            return {}
+        script, prefix = str(ROOT / "bench/remote_runs/raw.py"), "raw"
+        with ThreadPoolExecutor(16) as pool:
+            for number, sample in enumerate(samples(options.shards)):
+                key = f"{prefix}/{sample['label']:04d}/{number}.jpg"
+                pool.submit(self._server.client.put_object, Bucket=BUCKET, Key=key, Body=sample["image"])
+        common = {"url": f"s3://{BUCKET}/{prefix}", "store": store, "batch_size": options.batch_size}
+        result: dict[str, Any] = {"goals": {"ratio": 1.5}}
+        for workers in map(int, options.raw_workers.split(",")):
+            for kind, size in (("bytes", 0), ("decoded", options.image_size)):
+                cores: list[float] = []
+
+                def epoch(name: str, each: dict[str, Any], cores: list[float] = cores) -> float:
+                    run = {**common, **each, "name": name, "cache": self.cache()}
+                    job = Job(script, run, self._server.environment(), options.rivals)
+                    found = job.epoch()
+                    job.close()
+                    cores.append(found["store_cpu_s"] / found["seconds"])
+                    return 1e3 * float(found["cpu_s"]) / int(found["images"])
+
+                each = {"workers": workers, "image_size": size}
+                cpu = interleave({name: partial(epoch, name, each) for name in ("litdata", "feeder")}, options.repeats)
+                result[f"{kind}, {workers} workers"] = {
+                    "cpu_ms_per_image": {name: spread(values) for name, values in cpu.items()},
+                    "ratio": spread(_ratios(cpu["litdata"], cpu["feeder"])),
+                    "store_cores": spread(cores),
+                }
+        return result
+
     def _rival(self, script: str, run: dict[str, Any], environment: Mapping[str, str]) -> None:
         job = Job(script, run, environment, self._options.rivals)
         job.epoch()
@@ -499,11 +538,12 @@ def main() -> None:
     options = arguments(
         __doc__, "remote", smoke, shards=None, only="", rivals="", repeats=5, rate=500.0, batch_size=64, workers=2,
         image_size=224, lanes=4, window=256, latency=0.02, bandwidth=100.0, samples=10_000_000_000,
+        raw_workers="1,2,4,8",
     )  # fmt: skip
     options.shards = os.path.abspath(options.shards)  # runs start in the repository's root
     if options.rivals:
         options.rivals = os.path.abspath(options.rivals)
-        questions["rivals"] = "rivals"
+        questions |= {name: name for name in ("rivals", "raw")}
     names = options.only.split(",") if options.only else list(questions)
     with tempfile.TemporaryDirectory(prefix="feeder-remote-") as made:
         (folder := Path(made) / "s3").mkdir()

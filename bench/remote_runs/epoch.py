@@ -24,7 +24,7 @@ from feeder.order.lanes import Lanes
 from feeder.system.process_usage import cpu_seconds, process_tree
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,6 @@ def epoch(run: Run, loader: DataLoader[Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     # The process that fetches is nobody's child. Here it becomes this one's, and its CPU time is counted.
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     torch.set_num_threads(1)
     epochs(Run(**json.loads(sys.argv[1])))
