@@ -380,7 +380,17 @@ def test_the_committed_way_to_a_trained_epoch_takes_less_than_three_minutes() ->
 
 
 def test_the_committed_first_page_of_a_million_samples_takes_less_than_half_a_second() -> None:
-    assert committed("browse")["seconds"]["1000000"]["first page"]["max"] < 0.5
+    seconds = committed("browse")["seconds"]["1000000"]
+    assert seconds["first page"]["max"] < 0.5
+    filters = [figure["max"] for name, figure in seconds.items() if name.startswith("samples of a")]
+    assert len(filters) == 3
+    assert max(filters) < 0.3
+
+
+def test_the_committed_tars_on_the_hub_cost_at_most_a_twentieth_more_than_on_a_web_server() -> None:
+    found = committed("hub")
+    assert len(found["ratio"]["all"]) == 9
+    assert found["ratio"]["median"] <= found["goals"]["ratio"]
 
 
 def test_the_tables_of_recipes_are_those_of_the_committed_result() -> None:
