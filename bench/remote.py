@@ -400,8 +400,6 @@ class Bench:
     def rivals(self) -> dict[str, Any]:
         """Measures the question of this name."""
         options = self._options
-        if not options.rivals:
-            return {}
         script = str(ROOT / "bench/remote_runs/rivals.py")
         common = {"shards": options.shards, "bucket": BUCKET, "rate": options.rate, "batch_size": options.batch_size}
         _open_to_all(self._server)
@@ -437,13 +435,14 @@ class Bench:
     def raw(self) -> dict[str, Any]:
         """Measures the question of this name."""
         options, store = self._options, self._server.pids()
-        if not options.rivals:
-            return {}
         script, prefix = str(ROOT / "bench/remote_runs/raw.py"), "raw"
         with ThreadPoolExecutor(16) as pool:
+            puts = []
             for number, sample in enumerate(samples(options.shards)):
                 key = f"{prefix}/{sample['label']:04d}/{number}.jpg"
-                pool.submit(self._server.client.put_object, Bucket=BUCKET, Key=key, Body=sample["image"])
+                puts.append(pool.submit(self._server.client.put_object, Bucket=BUCKET, Key=key, Body=sample["image"]))
+        for put in puts:
+            put.result()
         common = {"url": f"s3://{BUCKET}/{prefix}", "store": store, "batch_size": options.batch_size}
         result: dict[str, Any] = {"goals": {"ratio": 1.5}}
         for workers in map(int, options.raw_workers.split(",")):

@@ -117,7 +117,7 @@ if ! done_already native "$native_key"; then
     trap "kill $! 2>/dev/null || true" EXIT
     # Without build isolation cmake and nanobind stay in place, so that only a changed kernel is compiled again.
     CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}" install_in_place --no-deps -e .
-    kill $!
+    kill $! 2>/dev/null || true
     trap - EXIT
     finish native "$native_key"
     busy

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -387,8 +388,16 @@ def _classes(root: str, leave_out: Callable[[str, str], None]) -> list[str]:
     if not classes:
         if os.path.exists(os.path.join(root, INDEX_NAME)):
             raise SourceError(f"{root}: this is a shard set; read it with ShardDataset")
-        raise SourceError(f"{root}: expected a folder for each class, found no folder; shard flat folders first")
+        raise no_class_folder(root)
     return classes
+
+
+def no_class_folder(place: str) -> SourceError:
+    """Returns the error for a folder, or the URL of one, that has none in it."""
+    return SourceError(
+        f"{place}: expected a folder for each class, found no folder; if there are images alone, shard it first, "
+        f"without labels: feeder shard {shlex.quote(place)}"
+    )
 
 
 def _advice(root: str, classes: Sequence[str], likely: Mapping[str, Sequence[str]], samples: int) -> Iterator[str]:

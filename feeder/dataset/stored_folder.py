@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from feeder.dataset.folder_reader import ClassFiles, FolderReader, gathered
+from feeder.dataset.folder_reader import ClassFiles, FolderReader, gathered, no_class_folder
 from feeder.dataset.reader import ReadSamples, Wanted
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError, SourceError
@@ -163,7 +163,7 @@ def open_stored_folder(
     if INDEX_NAME in outside:
         raise SourceError(f"{mirror.place}: this is a shard set; read it with ShardDataset")
     if not classes:
-        raise SourceError(f"{mirror.place}: expected a folder for each class, found none; shard flat folders first")
+        raise no_class_folder(mirror.place)
 
     skipped: dict[str, list[str]] = {}
     for path, kind in left_out.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 BOM = "\ufeff"  # the byte order mark
@@ -17,6 +17,21 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
         plural: The noun for any other number; None: ``noun`` with an s.
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def meant(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns the question whether the nearest of some words was meant, in either case; "" where none is near.
+
+    Args:
+        word: The word that is not one of them.
+        words: The words.
+        cutoff: Similarity from which on a word is near, 0-1.
+    """
+    import difflib
+
+    by_lower = {each.lower(): each for each in words}
+    near = difflib.get_close_matches(word.lower(), by_lower, 1, cutoff)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def printable(text: str, *, lines: bool = False) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
 import feeder
 from feeder.errors import ArgumentError, FeederError
-from feeder.system.text import printable, say
+from feeder.system.text import meant, printable, say
 from feeder.tools.commands import (
     append,
     bench,
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         used = arguments.parser or parser
         options = (option for action in used._actions for option in action.option_strings)
-        used.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0].partition('=')[0], options)}")
+        used.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], options)}")
     if arguments.run is None and not arguments.version:
         parser.print_help()
         return EXIT_USAGE
@@ -85,12 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         say(printable(f"feeder: {error.filename or 'error'}: {error.strerror or error}"), file=sys.stderr)
         return EXIT_ERROR
-
-
-def _meant(word: str, words: Iterable[str]) -> str:
-    """Returns the question whether the nearest of some words was meant; "" where none is near."""
-    near = difflib.get_close_matches(word, [*words], n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 class _Help(argparse.HelpFormatter):
@@ -127,13 +120,13 @@ class _Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            meant = _meant(str(value), map(str, action.choices))
+            hint = meant(str(value), map(str, action.choices))
             if action.metavar == "COMMAND":
                 raise argparse.ArgumentError(
-                    None, f"no command {value!r}{meant or ', only ' + ', '.join(action.choices)}"
+                    None, f"no command {value!r}{hint or ', only ' + ', '.join(action.choices)}"
                 )
             choices = ", ".join(map(repr, action.choices))
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r} (choose from {choices}){meant}")
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r} (choose from {choices}){hint}")
 
     def error(self, message: str) -> NoReturn:
         """Ends the process; instead of the usage, which may have twenty lines, it names the help."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,9 +95,6 @@ def open_dataset(
     if not is_shards(path):
         if version not in (None, 1):
             raise ArgumentError(f"{path}: a folder of images has version 1 only, asked for version {version}")
-        if {each.is_dir() for each in os.scandir(path)} == {False}:  # files alone
-            way = f"shard it first, without labels: feeder shard {shlex.quote(path)}"
-            raise SourceError(f"{path}: expected a folder for each class, found no folder; {way}")
         if targets:
             exif = applies_exif(exif_orientation)
             reader = FolderReader.scan(os.path.abspath(path), exif=exif, targets=tuple(targets))

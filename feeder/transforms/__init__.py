@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, NoReturn
 
+from feeder.system.text import meant
 from feeder.transforms.augment import RandAugment, TimmRandAugment, TrivialAugmentWide
 from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment, AutoAugmentPolicy
@@ -136,7 +136,4 @@ if not TYPE_CHECKING:  # or type checkers would accept every name
                 "; it has some of torchvision's ops, and Lambda takes any function of an image, whose draws "
                 "from random, numpy or torch are keyed by seed, epoch and sample"
             )
-        lowered = {each.lower(): each for each in __all__}
-        if near := difflib.get_close_matches(name.lower(), lowered, 1, 0.75):
-            hint = f"; did you mean {lowered[near[0]]}?"
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant(name, __all__, 0.75) or hint}")

@@ -478,8 +478,9 @@ class FastPath:
         """Returns all that a batch's images were made by and that :meth:`_identity` does not have, for a state; None
         for what JSON can't hold."""
         recipes = {name: source.recipe for name, source in _by_name(self.dataset).items()}
-        found: dict[str, Any] = {"recipe": _json_of(recipe_to_json, self.dataset.recipe)}
-        if any(each != self.dataset.recipe for each in recipes.values()):
+        if all(each == self.dataset.recipe for each in recipes.values()):
+            found: dict[str, Any] = {"recipe": _json_of(recipe_to_json, self.dataset.recipe)}
+        else:
             found = {"recipes": {name: _json_of(recipe_to_json, each) for name, each in recipes.items()}}
         if isinstance(self.dataset.reader, (FolderReader, ShardReader)):
             found["exif_orientation"] = "apply" if self.dataset.reader.exif else "ignore"

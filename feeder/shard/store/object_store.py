@@ -44,6 +44,7 @@ _REDIRECTS = 5  # in a row
 _FIRST_PAGES = 2  # in place of a first range, after which it is asked for again
 _MOST_CLIENTS = 64
 _MOST_MOVED = 4096
+_FOLLOWING = 64  # redirects that are followed at once
 
 _START_BYTES = 16  # of a page, to show
 _PAGE_ADVICE = "a proxy or a login has answered for the store, or the server has no ranges: serve it by another one"
@@ -82,7 +83,7 @@ class ObjectStore:
         self._clients: dict[tuple[str, bool, float], Client] = {}
         # Objects that a web server redirects, by key: the base URL of the client to ask, and the key for it.
         self._moved: dict[str, tuple[str, str]] = {}
-        self._following = [threading.Lock() for _ in range(_MOST_CLIENTS)]  # objects share them
+        self._following = [threading.Lock() for _ in range(_FOLLOWING)]  # objects share them
         self._signed = SignedRanges(allow_http=self._allow_http) if url.scheme == "s3" else None
         self._has_ranges = False  # it is known to answer requests for ranges
         self.has_answered = False

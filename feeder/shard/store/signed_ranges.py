@@ -56,7 +56,6 @@ class SignedRanges:
         self._allow_http = allow_http
         self._lock = threading.Lock()
         self._idle: defaultdict[tuple[str, str], deque[tuple[float, Connection]]] = defaultdict(deque)
-        self._context: ssl.SSLContext | None = None
         self._piece_bytes = PIECE_BYTES
         # obstore would sign, with what credentials there are, also where the environment says not to.
         is_public = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() not in ("", "0", "false", "no", "off", "n")
@@ -140,10 +139,7 @@ class SignedRanges:
     def _connection(self, scheme: str, netloc: str) -> Connection:
         if scheme == "http":
             return Connection(netloc, timeout=CONNECT_S)
-        with self._lock:
-            if self._context is None:
-                self._context = tls_context()
-        return http.client.HTTPSConnection(netloc, timeout=CONNECT_S, context=self._context)
+        return http.client.HTTPSConnection(netloc, timeout=CONNECT_S, context=tls_context())
 
     def _pieces(
         self,
