@@ -40,10 +40,12 @@ struct AugmentKernels {
     void (*warp)(const int32_t place[6], const uint8_t* pixels, int height, int width, uint32_t fill,
                  uint8_t* const rgb[3]);
 
-    // An affine map of six numbers, or a perspective of eight; bilinear, in Pillow's doubles. `pixels` is interleaved, with
+    // An affine map of six numbers, or a perspective of eight, in Pillow's doubles. `pixels` is interleaved, with
     // kPlanePadding.
     void (*warp_bilinear)(const double* map, bool is_affine, const uint8_t* pixels, int height, int width, uint32_t fill,
                           uint8_t* const rgb[3]);
+    void (*warp_bicubic)(const double* map, bool is_affine, const uint8_t* pixels, int height, int width, uint32_t fill,
+                         uint8_t* const rgb[3]);
 
     // `row` is working memory of the width and kRowMargin on both sides, twice.
     void (*blur)(const BlurTaps& columns, const BlurTaps& rows, const uint8_t* samples, int height, int width,

@@ -1,4 +1,5 @@
 // The reference of kernels.h: plain loops, as Pillow has them.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -130,7 +131,21 @@ void warp(const int32_t place[6], const uint8_t* pixels, int height, int width, 
     }
 }
 
-void warp_bilinear(const double* map, bool is_affine, const uint8_t* pixels, int height, int width, uint32_t fill,
+inline double between(const double (&p)[2], double part) { return p[0] + (p[1] - p[0]) * part; }
+
+inline double between(const double (&p)[4], double part) {  // cubic
+    const double first = -p[0] + p[2], second = 2 * (p[0] - p[1]) + p[2] - p[3], third = -p[0] + p[1] - p[2] + p[3];
+    return p[1] + part * (first + part * (second + part * third));
+}
+
+// Neighbours along an axis from the one at `first` on, those past the edge replaced by the edge's.
+template <int kTaps>
+inline void neighbours(double first, int length, int (&out)[kTaps]) {
+    for (int i = 0; i < kTaps; ++i) out[i] = std::clamp(static_cast<int>(first) + i, 0, length - 1);
+}
+
+template <int kTaps>
+void warp_filtered(const double* map, bool is_affine, const uint8_t* pixels, int height, int width, uint32_t fill,
                    uint8_t* const rgb[3]) {
     size_t to = 0;
     for (int row = 0; row < height; ++row) {
@@ -141,18 +156,23 @@ void warp_bilinear(const double* map, bool is_affine, const uint8_t* pixels, int
                 const double distance = map[6] * x_in + map[7] * y_in + 1;
                 x /= distance, y /= distance;
             }
-            const bool inside = x >= 0.0 && x < width && y >= 0.0 && y < height;
-            x = inside ? x - 0.5 : 0.0, y = inside ? y - 0.5 : 0.0;
-            const double left = std::floor(x), top = std::floor(y), dx = x - left, dy = y - top;
-            const int x0 = left < 0 ? 0 : static_cast<int>(left), x1 = left + 1 < width ? static_cast<int>(left) + 1 : x0;
-            const int y0 = top < 0 ? 0 : static_cast<int>(top), y1 = top + 1 < height ? static_cast<int>(top) + 1 : y0;
-            const uint8_t* const upper = pixels + 3 * ptrdiff_t{y0} * width;
-            const uint8_t* const lower = pixels + 3 * ptrdiff_t{y1} * width;
+            if (!(x >= 0.0 && x < width && y >= 0.0 && y < height)) {
+                for (int c = 0; c < 3; ++c) rgb[c][to] = static_cast<uint8_t>(fill >> 8 * c);
+                continue;
+            }
+            x -= 0.5, y -= 0.5;
+            const double left = std::floor(x), top = std::floor(y);
+            int columns[kTaps], rows[kTaps];
+            neighbours(left + 1 - kTaps / 2, width, columns);
+            neighbours(top + 1 - kTaps / 2, height, rows);
             for (int c = 0; c < 3; ++c) {
-                const double above = upper[3 * x0 + c] + (upper[3 * x1 + c] - upper[3 * x0 + c]) * dx;
-                const double below = lower[3 * x0 + c] + (lower[3 * x1 + c] - lower[3 * x0 + c]) * dx;
-                const auto value = static_cast<uint8_t>(above + (below - above) * dy);
-                rgb[c][to] = inside ? value : static_cast<uint8_t>(fill >> 8 * c);
+                double lines[kTaps], taps[kTaps];
+                for (int k = 0; k < kTaps; ++k) {
+                    for (int i = 0; i < kTaps; ++i) taps[i] = pixels[3 * (ptrdiff_t{rows[k]} * width + columns[i]) + c];
+                    lines[k] = between(taps, x - left);
+                }
+                const double value = between(lines, y - top);
+                rgb[c][to] = value <= 0.0 ? uint8_t{0} : value >= 255.0 ? uint8_t{255} : static_cast<uint8_t>(value);
             }
         }
     }
@@ -231,7 +251,8 @@ void normal(uint64_t key, uint64_t first, size_t n, float* out) { NormalNumbers<
 }  // namespace
 
 const AugmentKernels& portable_augment_kernels() {
-    static constexpr AugmentKernels kernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, warp_bilinear, blur, normal};
+    static constexpr AugmentKernels kernels = {look_up, gray_sum,         grayscale,        saturate, shift_hue, sharpen,
+                                               warp,    warp_filtered<2>, warp_filtered<4>, blur,     normal};
     return kernels;
 }
 

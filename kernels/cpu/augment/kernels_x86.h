@@ -573,6 +573,72 @@ void warp_bilinear(const double* map, bool is_affine, const uint8_t* pixels, int
     }
 }
 
+// A pixel's channels as doubles, and one more that means nothing.
+inline __m256d pixel_at(const uint8_t* at) { return _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_loadu_si32(at))); }
+
+inline __m256d cubic(const __m256d (&p)[4], __m256d part) {
+    const __m256d change = _mm256_sub_pd(p[0], p[1]);
+    const __m256d first = _mm256_sub_pd(p[2], p[0]), third = _mm256_sub_pd(p[3], _mm256_add_pd(change, p[2]));
+    const __m256d second = _mm256_sub_pd(_mm256_add_pd(_mm256_add_pd(change, change), p[2]), p[3]);
+    const __m256d upper = _mm256_add_pd(second, _mm256_mul_pd(part, third));
+    return _mm256_add_pd(p[1], _mm256_mul_pd(part, _mm256_add_pd(first, _mm256_mul_pd(part, upper))));
+}
+
+// Four pixels at a time: their places in the lanes of a vector, then each one's channels.
+void warp_bicubic(const double* map, bool is_affine, const uint8_t* pixels, int height, int width, uint32_t fill,
+                  uint8_t* const rgb[3]) {
+    const __m256d zero = _mm256_setzero_pd(), half = _mm256_set1_pd(0.5);
+    const __m128i around = _mm_set1_epi32(static_cast<int32_t>(fill));
+    const __m128i planar = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, -1, -1, -1, -1);
+    alignas(32) double part[2][4];
+    alignas(16) int32_t place[2][4][4];
+    const int sides[2] = {width, height};
+    for (int row = 0; row < height; ++row) {
+        for (int column = 0; column < width; column += 4) {
+            const __m256d x_in = _mm256_add_pd(_mm256_set1_pd(column), _mm256_setr_pd(0.5, 1.5, 2.5, 3.5));
+            const auto along = [&](const double* factors, double last) {
+                const __m256d sum = _mm256_add_pd(_mm256_mul_pd(_mm256_set1_pd(factors[0]), x_in), _mm256_set1_pd(factors[1] * (row + 0.5)));
+                return _mm256_add_pd(sum, _mm256_set1_pd(last));
+            };
+            __m256d from[2] = {along(map, map[2]), along(map + 3, map[5])}, inside[2];
+            for (int i = 0; i < 2; ++i) {
+                if (!is_affine) from[i] = _mm256_div_pd(from[i], along(map + 6, 1));
+                inside[i] = _mm256_and_pd(_mm256_cmp_pd(from[i], zero, _CMP_GE_OQ),
+                                          _mm256_cmp_pd(from[i], _mm256_set1_pd(sides[i]), _CMP_LT_OQ));
+            }
+            const __m256d is_inside = _mm256_and_pd(inside[0], inside[1]);
+            for (int i = 0; i < 2; ++i) {
+                const __m256d at = _mm256_sub_pd(_mm256_and_pd(from[i], is_inside), half), whole = _mm256_floor_pd(at);
+                _mm256_store_pd(part[i], _mm256_sub_pd(at, whole));
+                for (int k = 0; k < 4; ++k) {
+                    const __m128i tap = _mm_add_epi32(_mm256_cvttpd_epi32(whole), _mm_set1_epi32(k - 1));
+                    const __m128i clipped = _mm_min_epi32(_mm_max_epi32(tap, _mm_setzero_si128()), _mm_set1_epi32(sides[i] - 1));
+                    _mm_store_si128(reinterpret_cast<__m128i*>(place[i][k]), clipped);
+                }
+            }
+            __m128i found[4];
+            for (int j = 0; j < 4; ++j) {
+                const __m256d part_x = _mm256_set1_pd(part[0][j]), part_y = _mm256_set1_pd(part[1][j]);
+                __m256d lines[4], taps[4];
+                for (int k = 0; k < 4; ++k) {
+                    const uint8_t* const line = pixels + 3 * (ptrdiff_t{place[1][k][j]} * width);
+                    for (int i = 0; i < 4; ++i) taps[i] = pixel_at(line + 3 * ptrdiff_t{place[0][i][j]});
+                    lines[k] = cubic(taps, part_x);
+                }
+                found[j] = _mm256_cvttpd_epi32(cubic(lines, part_y));
+            }
+            const __m128i bytes = _mm_packus_epi16(_mm_packs_epi32(found[0], found[1]), _mm_packs_epi32(found[2], found[3]));
+            const __m128i mask = _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(
+                _mm256_castpd_si256(is_inside), _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6)));
+            const __m128i four = _mm_shuffle_epi8(_mm_blendv_epi8(around, bytes, mask), planar);
+            const ptrdiff_t to = ptrdiff_t{row} * width + column;
+            _mm_storeu_si32(rgb[0] + to, four);
+            _mm_storeu_si32(rgb[1] + to, _mm_srli_si128(four, 4));
+            _mm_storeu_si32(rgb[2] + to, _mm_srli_si128(four, 8));
+        }
+    }
+}
+
 constexpr int kHalf = kBytes / 2;
 
 #if defined(__AVX512VBMI__)
@@ -649,7 +715,7 @@ void blur(const BlurTaps& columns, const BlurTaps& rows, const uint8_t* samples,
 // Writes whole vectors: up to kNumberPadding floats behind the last.
 void normal(uint64_t key, uint64_t first, size_t n, float* out) { NormalNumbers<Numbers>{key}(first, n, out); }
 
-constexpr AugmentKernels kKernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, warp_bilinear, blur, normal};
+constexpr AugmentKernels kKernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, warp_bilinear, warp_bicubic, blur, normal};
 
 }  // namespace
 }  // namespace feeder

@@ -409,10 +409,12 @@ void Augmenter::warp(const AugmentStep& step) {
     const auto filter = static_cast<WarpFilter>(static_cast<int>(rest[1]));
     const WarpSource source = {{rgb_[0], rgb_[1], rgb_[2]}, height_, width_};
     int32_t place[6];
-    if (filter == WarpFilter::bilinear) {
-        augment_kernels().warp_bilinear(step.value, is_affine, interleaved(), height_, width_, fill, other_);
-    } else if (!is_affine || filter != WarpFilter::nearest) {
-        warp_filtered(source, step.value, is_affine, filter, fill, other_);
+    if (filter != WarpFilter::nearest) {
+        const auto& kernels = augment_kernels();
+        const auto filtered = filter == WarpFilter::bilinear ? kernels.warp_bilinear : kernels.warp_bicubic;
+        filtered(step.value, is_affine, interleaved(), height_, width_, fill, other_);
+    } else if (!is_affine) {
+        warp_perspective(source, step.value, fill, other_);
     } else if (step.value[1] == 0 && step.value[3] == 0) {
         warp_straight(source, step.value, fill, other_);
     } else if (!fixed_places(step.value, height_, width_, place) || area() >= size_t{1} << 29) {

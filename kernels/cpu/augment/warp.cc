@@ -13,36 +13,6 @@ int place_of(double at, int length) { return at >= 0.0 && at < length ? static_c
 
 uint8_t fill_of(uint32_t fill, int channel) { return static_cast<uint8_t>(fill >> 8 * channel); }
 
-// Four neighbours along an axis, those past the edge replaced by the edge's.
-void neighbours(int first, int length, int out[4]) {
-    for (int i = 0; i < 4; ++i) out[i] = std::clamp(first + i, 0, length - 1);
-}
-
-double cubic(const double p[4], double d) {
-    const double a = p[0], b = p[1], c = p[2], e = p[3];
-    const double p2 = -a + c, p3 = 2 * (a - b) + c - e, p4 = -a + b - c + e;
-    return b + d * (p2 + d * (p3 + d * p4));
-}
-
-void bicubic_pixel(const WarpSource& source, double x, double y, size_t to, uint8_t* const rgb[3]) {
-    x -= 0.5, y -= 0.5;
-    const double left = std::floor(x), top = std::floor(y);
-    int columns[4], rows[4];
-    neighbours(static_cast<int>(left) - 1, source.width, columns);
-    neighbours(static_cast<int>(top) - 1, source.height, rows);
-    for (int c = 0; c < 3; ++c) {
-        double line[4];
-        for (int i = 0; i < 4; ++i) {
-            const uint8_t* const row = source.rgb[c] + ptrdiff_t{rows[i]} * source.width;
-            const double points[4] = {static_cast<double>(row[columns[0]]), static_cast<double>(row[columns[1]]),
-                                      static_cast<double>(row[columns[2]]), static_cast<double>(row[columns[3]])};
-            line[i] = cubic(points, x - left);
-        }
-        const double value = cubic(line, y - top);
-        rgb[c][to] = value <= 0.0 ? uint8_t{0} : value >= 255.0 ? uint8_t{255} : static_cast<uint8_t>(value);
-    }
-}
-
 }  // namespace
 
 bool fixed_places(const double map[6], int height, int width, int32_t place[6]) {
@@ -100,27 +70,15 @@ void warp_stepwise(const WarpSource& source, const double map[6], uint32_t fill,
     }
 }
 
-void warp_filtered(const WarpSource& source, const double* map, bool is_affine, WarpFilter filter, uint32_t fill,
-                   uint8_t* const rgb[3]) {
+void warp_perspective(const WarpSource& source, const double map[8], uint32_t fill, uint8_t* const rgb[3]) {
     size_t to = 0;
-    for (int row = 0; row < source.height; ++row) {
-        for (int column = 0; column < source.width; ++column, ++to) {
-            const double x_in = column + 0.5, y_in = row + 0.5;
-            double x = map[0] * x_in + map[1] * y_in + map[2], y = map[3] * x_in + map[4] * y_in + map[5];
-            if (!is_affine) {
-                const double distance = map[6] * x_in + map[7] * y_in + 1;
-                x /= distance, y /= distance;
-            }
-            if (!(x >= 0.0 && x < source.width && y >= 0.0 && y < source.height)) {
-                for (int c = 0; c < 3; ++c) rgb[c][to] = fill_of(fill, c);
-                continue;
-            }
-            if (filter == WarpFilter::bicubic) {
-                bicubic_pixel(source, x, y, to, rgb);
-                continue;
-            }
-            const ptrdiff_t from = static_cast<ptrdiff_t>(y) * source.width + static_cast<ptrdiff_t>(x);
-            for (int c = 0; c < 3; ++c) rgb[c][to] = source.rgb[c][from];
+    for (int y = 0; y < source.height; ++y) {
+        for (int x = 0; x < source.width; ++x, ++to) {
+            const double x_in = x + 0.5, y_in = y + 0.5, distance = map[6] * x_in + map[7] * y_in + 1;
+            const int column = place_of((map[0] * x_in + map[1] * y_in + map[2]) / distance, source.width);
+            const int row = place_of((map[3] * x_in + map[4] * y_in + map[5]) / distance, source.height);
+            for (int c = 0; c < 3; ++c)
+                rgb[c][to] = column < 0 || row < 0 ? fill_of(fill, c) : source.rgb[c][ptrdiff_t{row} * source.width + column];
         }
     }
 }

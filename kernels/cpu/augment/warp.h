@@ -1,4 +1,4 @@
-// Pillow's transform() of planar images, but for the fixed-point and the bilinear one, which are in kernels.h.
+// Pillow's transform() of planar images, nearest; the fixed-point one and the filters are in kernels.h.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,7 @@ void warp_straight(const WarpSource& source, const double map[6], uint32_t fill,
 // Any affine map, nearest, in doubles that add up.
 void warp_stepwise(const WarpSource& source, const double map[6], uint32_t fill, uint8_t* const rgb[3]);
 
-// An affine map, or a perspective of eight numbers, nearest or bicubic.
-void warp_filtered(const WarpSource& source, const double* map, bool is_affine, WarpFilter filter, uint32_t fill,
-                   uint8_t* const rgb[3]);
+// A perspective of eight numbers, nearest.
+void warp_perspective(const WarpSource& source, const double map[8], uint32_t fill, uint8_t* const rgb[3]);
 
 }  // namespace feeder
