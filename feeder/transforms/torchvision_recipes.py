@@ -1,7 +1,8 @@
 """Recipes made of torchvision's transforms.
 
 What has a counterpart becomes feeder's op. From the first op without one on, this op and all later ones run in Python,
-in their order, on the type that they expect, by one :class:`feeder.transforms.Lambda` at the recipe's end.
+in their order, on the type that they expect, by one :class:`feeder.transforms.Lambda` at the recipe's end. Where these
+are functions that keep a Pillow image's size, and then ops with counterparts, the functions alone do.
 
 torchvision itself is never imported: its objects are known by the module of their type.
 """
@@ -33,9 +34,16 @@ from feeder.transforms import (
 from feeder.transforms.arguments import BASE_FILTERS, DRAWN, check_interpolation
 from feeder.transforms.choice import RandomApply, RandomChoice, RandomOrder
 from feeder.transforms.function import Lambda
-from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from feeder.transforms.geometry import (
+    CenterCrop,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
 from feeder.transforms.op import Op, SizeBounds
-from feeder.transforms.photometric import GaussianNoise, Grayscale, RandomErasing
+from feeder.transforms.photometric import ColorJitter, GaussianNoise, Grayscale, RandomErasing, RandomGrayscale
 from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
@@ -94,6 +102,8 @@ _OTHER_ON_TENSORS = frozenset(
 _MOVABLE = frozenset(
     {"CenterCrop", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "Resize"}
 )
+# Those that make batches of one size only of images that have one.
+_KEEP_SIZE = (ColorJitter, Normalize, RandomErasing, RandomGrayscale, RandomHorizontalFlip, RandomVerticalFlip, ToDtype)
 # Of a class, that it may have of its own and still do as its base does.
 _NOT_BEHAVIOR = {"__annotations__", "__dict__", "__doc__", "__init__", "__module__", "__repr__", "__weakref__"} | {
     "__annotate__",
@@ -154,9 +164,10 @@ class Conversion:
         if any(line.how == "refused" or (strict and line.how == "python") for line in self.lines):
             others = ", ".join(str(line) for line in self.lines if line.how != "native")
             raise ArgumentError(f"the transform has ops that feeder does not run natively: {others}")
-        slow = [line.name for line in self.lines if line.how == "python"]
+        slow = [line for line in self.lines if line.how == "python"]
         if slow:
-            _log.info("%s run in Python, the other ops natively: %s", ", ".join(slow), self.lines[-len(slow)].reason)
+            names = ", ".join(line.name for line in slow)
+            _log.info("%s run in Python, the other ops natively: %s", names, slow[0].reason)
 
 
 def from_torchvision(transform: Any, *, strict: bool = False) -> Compose:
@@ -183,38 +194,74 @@ def convert(transform: Any) -> Conversion:
     state = _State()
     lines: list[OpReport] = []
     steps: list[tuple[Op, ...]] = []
-    tail: list[Callable[[Any], Any]] = []
+    reason, rest = "", list[Any]()
     leaves = list(_leaves(transform))
     for number, op in enumerate(leaves):
         name = _name(op)
-        if tail:
-            lines.append(OpReport(name, "python", f"it follows {lines[-1].name}"))
-            tail.append(op)
-            continue
-
         try:
             after = _convert_one(op, replace(state, is_first=number == 0, is_last=number == len(leaves) - 1))
             Recipe(after.ops).check()
         except _Refused as problem:
             lines.append(OpReport(name, "refused", str(problem), "leave it out, or put ToTensor before it"))
         except (ArgumentError, TypeError, ValueError) as problem:
-            way_out = "at the end of the recipe it leaves the ops before it native"
-            lines.append(OpReport(name, "python", str(problem), way_out))
-            tail.append(op)
+            reason, rest = str(problem), leaves[number:]
+            break
         else:
             lines.append(OpReport(name, "native"))
             state = after
             steps.append(state.ops)
 
-    if not tail:
+    if not rest:
         return Conversion(state.ops, tuple(lines), state.kind == "pil", tuple(steps))
+    functions, resumed = _resumed(rest, state)
+    way_out = "at the end of the recipe it leaves the ops before it native"
+    lines.append(OpReport(_name(rest[0]), "python", reason, way_out))
+    for before, op in itertools.pairwise(functions):
+        lines.append(OpReport(_name(op), "python", f"it follows {_name(before)}"))
+    if resumed:
+        lines += [OpReport(_name(op), "native") for op in rest[len(functions) :]]
+        return Conversion(resumed.ops, tuple(lines), resumed.kind == "pil", tuple(steps))
+
     try:
-        op, gives_pillow = _tail(tail, state)
+        op, gives_pillow = _tail(functions, state)
     except ArgumentError as problem:
-        first = len(lines) - len(tail)
+        first = len(lines) - len(functions)
         lines[first] = OpReport(lines[first].name, "refused", str(problem), "end with a tensor of one shape")
         return Conversion(state.ops, tuple(lines), gives_pillow=False, steps=tuple(steps))
     return Conversion((*state.ops, op), tuple(lines), gives_pillow, tuple(steps))
+
+
+def _resumed(rest: Sequence[Any], state: _State) -> tuple[Sequence[Any], _State | None]:
+    """Returns the ops that run in Python, of those from the first without a counterpart on, and the state after all.
+
+    They are the first ones alone where these make a Pillow image of the same size, as a call on a made one shows, and
+    all behind them have counterparts that need this size. Else they are all, and there is no state.
+    """
+    count = next((n for n, op in enumerate(rest) if n and _counterpart(op, state) is not None), len(rest))
+    if state.kind != "pil" or state.channels != 3 or count == len(rest) or Recipe(state.ops).output_size is None:
+        return rest, None
+    try:
+        op, gives_pillow = _tail(rest[:count], state)
+    except ArgumentError:
+        return rest, None
+    if not (gives_pillow and op.keeps_shape):
+        return rest, None
+
+    after: _State | None = state.then(op)
+    for number, op in enumerate(rest[count:], start=count + 1):
+        after = _counterpart(op, replace(after, is_last=number == len(rest))) if after is not None else None
+    behind = after.ops[len(state.ops) + 1 :] if after is not None else ()
+    return (rest[:count], after) if behind and all(isinstance(op, _KEEP_SIZE) for op in behind) else (rest, None)
+
+
+def _counterpart(op: Any, state: _State) -> _State | None:
+    """Returns the state after one op; None if it has to run in Python, or torchvision refuses it."""
+    try:
+        after = _convert_one(op, state)
+        Recipe(after.ops).check()
+    except (ArgumentError, TypeError, ValueError, _Refused):
+        return None
+    return after
 
 
 def _tail(tail: Sequence[Callable[[Any], Any]], state: _State) -> tuple[Lambda, bool]:

@@ -85,6 +85,18 @@ def blur(image: Any) -> Any:
     return image.filter(ImageFilter.GaussianBlur(2))
 
 
+def darken(image: Any) -> Any:
+    return image.point([level // 2 for level in range(256)] * 3)
+
+
+def narrow(image: Any) -> Any:
+    return image.crop((0, 0, 18, 18))
+
+
+def gray(image: Any) -> Any:
+    return image.convert("L").rotate(0)
+
+
 def noise(image: Any) -> Any:
     return image + torch.randn_like(image) * random.random() * float(np.random.random())
 
@@ -340,10 +352,10 @@ def weights_transforms_are_native() -> None:
 
 def from_a_function_on_all_runs_in_python() -> None:
     for ops in (
-        [v1.Resize((20, 24)), blur, v1.RandomHorizontalFlip(1.0), v1.ToTensor(), v1.Normalize(MEAN, STD)],
+        [v1.Resize((20, 24)), blur, v1.Pad(2), v1.ToTensor(), v1.Normalize(MEAN, STD)],
         [blur, v1.Resize(20), v1.CenterCrop(16), v1.ToTensor()],
         [v1.Resize((20, 24)), v1.ToTensor(), v1.Lambda(lambda image: image[:2] * 2), v1.Normalize([0.5], [0.5])],
-        [v1.Resize((20, 24)), v1.RandomApply([blur], 1.0), v1.ToTensor()],
+        [v1.Resize(20), v1.RandomApply([blur], 1.0), v1.CenterCrop(16), v1.ToTensor()],
         [v2.Resize((20, 24)), v2.ToImage(), v2.Lambda(lambda image: image.float().mean(0, keepdim=True) / 255)],
         [v1.Resize((20, 24)), lambda image: torch.from_numpy(np.array(image))],
         [v1.Resize(20), v1.FiveCrop(16), v1.Lambda(lambda crops: torch.stack([v1.ToTensor()(crop) for crop in crops]))],
@@ -501,7 +513,7 @@ def strict_refuses_and_otherwise_one_line_says_it() -> None:
     ops = [v1.Resize((8, 8)), blur, v1.ToTensor()]
     message = refusal(ops, strict=True)
     assert "blur: python (it is a function of yours; at the end" in message, message
-    assert message.endswith("ToTensor: python (it follows blur)")
+    assert refusal([*ops[:2], v1.Pad(2), v1.ToTensor()], strict=True).endswith("ToTensor: python (it follows Pad)")
     assert T.from_torchvision(ops[:1], strict=True).transforms == (T.Resize((8, 8)),)
     lines: list[str] = []
     handler = logging.Handler()
@@ -514,7 +526,29 @@ def strict_refuses_and_otherwise_one_line_says_it() -> None:
         T.from_torchvision(ops)
         T.from_torchvision(ops[:1])
     log.removeHandler(handler)
-    assert lines == ["blur, ToTensor run in Python, the other ops natively: it is a function of yours"]
+    assert lines == ["blur run in Python, the other ops natively: it is a function of yours"]
+
+
+def ops_behind_functions_that_keep_the_size_are_native() -> None:
+    values = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
+    turn = v1.RandomHorizontalFlip(1.0)
+    for behind in (values[:1], values, [turn, *values], [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]):
+        transform = v1.Compose([v1.Resize((20, 30)), turn, v1.RandomApply([blur], 1.0), darken, *behind])
+        assert ways(transform) == ["native"] * 2 + ["python"] * 2 + ["native"] * len(behind), str(convert(transform))
+        check_same(transform, gain=5)
+
+    # What the later ops make of another size, type or number of channels is theirs alone.
+    for first, function, *behind in (
+        (v1.Resize((20, 30)), narrow, v1.CenterCrop(16), *values),
+        (v1.Resize((20, 30)), blur, v1.Pad(2), *values),
+        (v1.Resize((20, 30)), blur, v1.Resize((20, 30)), *values),
+        (v1.Resize((20, 30)), v1.functional.pil_to_tensor, turn),
+        (v1.Resize((20, 30)), np.asarray, *values),
+        (v1.Resize((20, 30)), gray, v1.ToTensor()),
+        (turn, blur, *values),
+    ):
+        found = ways([first, function, *behind])
+        assert "native" not in found[1:], (function, found)
 
 
 def recipes_can_be_pickled() -> None:
