@@ -514,8 +514,9 @@ def _lambda(op: Any, state: _State) -> _State:
 
 def _function(function: Any, state: _State) -> _State:
     """Takes a function that is known by its code."""
+    now = "floats" if state.is_float else state.kind
     for known, kind, ops in _KNOWN:
-        if _code(function) == _code(known) and kind in ("", state.kind) and state.channels == 3:
+        if _code(function) == _code(known) and kind in ("", now) and state.channels == 3:
             return state.then(*ops)
     raise ArgumentError("it is a function of yours")
 
@@ -529,11 +530,17 @@ def _code(function: Any) -> object:
     return [(step.opname, None if "FAST" in step.opname else step.argval) for step in steps if step.opname != "RESUME"]
 
 
+_HALVES, _LEVELS = Normalize([0.5] * 3, [0.5] * 3), Normalize([0.0] * 3, [1 / 255] * 3)
 # Functions that many scripts have, the kind of image that they take, and feeder's ops for them.
 _KNOWN: tuple[tuple[Callable[[Any], Any], str, tuple[Op, ...]], ...] = (
     (lambda image: image, "", ()),
     (lambda image: image.convert("RGB"), "pil", ()),
     (lambda image: image.convert("L"), "pil", (Grayscale(1),)),
+    (lambda image: image * 2 - 1, "floats", (_HALVES,)),
+    (lambda image: 2 * image - 1, "floats", (_HALVES,)),
+    (lambda image: (image - 0.5) * 2, "floats", (_HALVES,)),
+    (lambda image: image.mul(255), "floats", (_LEVELS,)),
+    (lambda image: image * 255, "floats", (_LEVELS,)),
 )
 
 

@@ -373,6 +373,12 @@ def functions_that_do_nothing_are_known_by_their_code() -> None:
 
     for function in (to_rgb, lambda x: x.convert("RGB"), v1.Lambda(lambda x: x), v2.RGB(), v2.Identity()):
         check_same(v2.Compose([v2.Resize((8, 8)), function, v2.ToImage()]), "native")
+    for function in (lambda t: (t * 2) - 1, lambda x: 2 * x - 1, lambda x: (x - 0.5) * 2):
+        check_same(v1.Compose([v1.Resize((8, 8)), v1.ToTensor(), v1.Lambda(function)]), "native", gain=2)
+    for function in (lambda x: x.mul(255), lambda x: x * 255):
+        check_same(v1.Compose([v1.Resize((8, 8)), v1.ToTensor(), function]), "native", 256, gain=255)
+    assert ways([v1.Resize((8, 8)), v1.PILToTensor(), lambda x: x * 255])[-1] == "python"  # of bytes
+    assert ways([v1.Resize((8, 8)), v1.ToTensor(), lambda x: x * 3 - 1])[-1] == "python"
     mode = "RGB"
     for other in (lambda x: x.convert(mode), lambda x: x.convert("CMYK"), lambda x: x.convert("RGB").rotate(9)):
         assert ways([other])[0] == "python"
@@ -611,7 +617,7 @@ def published_recipes_convert() -> None:
             counts["converted"] += 1
             counts["native"] += {*ways(ops)} == {"native"}
             _check_published(address, ops)
-    assert counts == {"all": 72, "converted": 69, "native": 48}, counts
+    assert counts == {"all": 72, "converted": 69, "native": 51}, counts
 
 
 def _check_published(address: str, ops: list[Any]) -> None:
