@@ -41,7 +41,7 @@ from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
 _HEARTBEAT_ENTRIES = 256  # between two calls of it
-_HEADER_BYTES = 1 << 14
+HEADER_BYTES = 1 << 14
 _MEASURED_AT_ONCE = 64
 _LISTED_AT_ONCE = 1 << 13
 MACHINE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
@@ -156,7 +156,7 @@ class FolderReader:
         """Reads the header of an image; of a JPEG that alone, if it is short. Raises DecodeError as :meth:`_image`."""
         with contextlib.suppress(OSError, ValueError):  # reading all of it says what is wrong
             with open(os.path.join(self.root, self.path(i)), "rb", opener=open_regular) as file:
-                head = file.read(_HEADER_BYTES)
+                head = file.read(HEADER_BYTES)
             if head[:2] == b"\xff\xd8":
                 return image_info(head)
         return self._image(i)[1]

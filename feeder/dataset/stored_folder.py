@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from feeder.dataset.folder_reader import ClassFiles, FolderReader, gathered, no_class_folder
+from feeder.dataset.folder_reader import HEADER_BYTES, ClassFiles, FolderReader, gathered, no_class_folder
 from feeder.dataset.reader import ReadSamples, Wanted
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError, SourceError
@@ -22,7 +24,7 @@ from feeder.shard.source.class_folders import are_downloads
 from feeder.shard.source.image_file import MAX_FILE_BYTES, looks_like_image
 from feeder.shard.source.remote import folders_of
 from feeder.shard.source.siblings import member_names
-from feeder.shard.store.store import Entry
+from feeder.shard.store.store import RANGE_BYTES, Entry
 from feeder.system.arrays import Int32s, Int64s, Uint8s
 
 _END = 1 << 62  # past the end of any file
@@ -58,8 +60,20 @@ def _hash(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(os.fsencode(key), digest_size=8).digest(), "little")
 
 
+class _Held(threading.local):
+    """The objects that a thread has got last, by the number of bytes that were wanted of each, 0: all, and by path;
+    None for one that is in the mirror."""
+
+    def __init__(self) -> None:
+        self.starts: dict[int, dict[str, bytes | None]] = {0: {}, HEADER_BYTES: {}}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Held, ()
+
+
 class StoredFolderReader(FolderReader):
-    """Samples that are objects, which come whole into a cache when they are read, those of a part of a batch at a time.
+    """Samples that are objects, which come when they are read, those of a part of a batch at a time: straight from the
+    store where nobody has said how many bytes the cache may take, else by the cache.
 
     Args:
         mirror: The folder's mirror.
@@ -73,6 +87,7 @@ class StoredFolderReader(FolderReader):
         super().__init__(mirror.folder, *given, **named)
         self.mirror = mirror
         self._objects = objects
+        self._held = _Held()
 
     @property
     def place(self) -> str:
@@ -99,10 +114,14 @@ class StoredFolderReader(FolderReader):
             raise self.at(DecodeError(f"{path}: {error}"), i) from None
 
     def _measured(self, ids: Int64s) -> tuple[Int32s, Uint8s]:
-        self._bring(ids)
+        self._bring(ids, HEADER_BYTES)
         return super()._measured(ids)
 
     def _header(self, i: int) -> ImageInfo:
+        start = self._held.starts[HEADER_BYTES].get(self.path(i))
+        with contextlib.suppress(ValueError):  # reading all of it says what is wrong
+            if start and start[:2] == b"\xff\xd8":
+                return image_info(start)
         return self._image(i)[1]
 
     def _read_image(self, i: int) -> tuple[bytes, ImageInfo]:
@@ -116,14 +135,43 @@ class StoredFolderReader(FolderReader):
         size, identity = found
         if size > MAX_FILE_BYTES:
             raise ValueError(f"{size:,} bytes, {MAX_FILE_BYTES:,} are allowed")
-        return _bytes_of(self.mirror, path, identity)
 
-    def _bring(self, ids: Int64s) -> None:
-        """Has images brought into the mirror, many in one go."""
-        found = [(path, self._objects.find(path)) for path in map(self.path, ids.tolist())]
-        wants = [(path, 0, _END) for path, known in found if known is not None and known[0] <= MAX_FILE_BYTES]
-        for first in range(0, len(wants), _AT_ONCE):
-            self.mirror.need(wants[first : first + _AT_ONCE])
+        held = self._held.starts[0]
+        if path not in held:
+            if len(held) >= _AT_ONCE:
+                held.clear()
+            held[path] = self._straight({path: found}).get(path)
+        data = held[path]
+        return _bytes_of(self.mirror, path, identity) if data is None else data
+
+    def _bring(self, ids: Int64s, most_bytes: int = 0) -> None:
+        """Gets images, many in one go: into this thread's memory, and what is not had so into the mirror.
+
+        Args:
+            ids: int64 [N].
+            most_bytes: Only so many bytes of each are wanted, 0 or HEADER_BYTES; 0: all.
+        """
+        found = {path: self._objects.find(path) for path in map(self.path, ids.tolist())}
+        listed = {path: known for path, known in found.items() if known is not None and known[0] <= MAX_FILE_BYTES}
+
+        before = self._held.starts[most_bytes]
+        held = self._held.starts[most_bytes] = {path: before[path] for path in listed if path in before}
+        held |= self._straight({path: known for path, known in listed.items() if path not in held}, most_bytes)
+
+        needs = [(path, 0, _END) for path in listed if held.setdefault(path, None) is None]
+        for first in range(0, len(needs), _AT_ONCE):
+            self.mirror.need(needs[first : first + _AT_ONCE])
+
+    def _straight(self, listed: Mapping[str, tuple[int, bytes]], most_bytes: int = 0) -> dict[str, bytes]:
+        """Returns those of objects, or their starts, that come straight from the store."""
+        if self.mirror.options.cache_bytes is not None:
+            return {}
+        wants = {
+            path: (min(size, most_bytes or size), identity)
+            for path, (size, identity) in listed.items()
+            if 0 < size <= RANGE_BYTES
+        }
+        return self.mirror.starts(wants)
 
 
 def _bytes_of(mirror: CacheMirror, name: str, expected: bytes = b"") -> bytes:

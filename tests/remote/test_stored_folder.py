@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
 import feeder
 from feeder import transforms as T
 from feeder.errors import ChangedError, DecodeError, SourceError, StoreError
 from tests.support.batches import copied_epoch, same_batches
+from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.images import encode, make_tree, pixels
 from tests.support.remote import Bucket
 from tests.support.remote_sets import end_fetchers
 
 CROP = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
-FIELDS = ("key", "index", "txt")
+FIELDS = ("key", "index", "txt", "width")
 
 
 @pytest.fixture
@@ -47,11 +50,14 @@ def loader(dataset: Any, **options: Any) -> feeder.DataLoader:
     return feeder.DataLoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 1, **options})
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_are_those_of_a_local_copy_and_ask_once_for_each_object(
-    bucket: Bucket, cache: Path, images: Path, workers: int
+@pytest.mark.parametrize(
+    ("workers", "cache_bytes", "requests"),
+    [(0, None, 2 * 32), (2, None, 2 * 32), (0, 1 << 30, 32), (2, 1 << 30, 32)],
+)
+def test_epochs_are_those_of_a_local_copy_and_ask_once_for_each_object_or_once_in_each_epoch(
+    bucket: Bucket, cache: Path, images: Path, workers: int, cache_bytes: int | None, requests: int
 ) -> None:
-    dataset = stored(bucket, cache)
+    dataset = stored(bucket, cache, cache_bytes=cache_bytes)
     local = feeder.FolderDataset(images, CROP, FIELDS)
     assert dataset.classes == local.classes == ["class-0", "class-1", "class-2"]
     assert dataset.targets == local.targets
@@ -62,9 +68,96 @@ def test_epochs_are_those_of_a_local_copy_and_ask_once_for_each_object(
     for _ in range(2):
         assert same_batches(copied_epoch(remote), copied_epoch(other))
     counts = remote.stats()["remote"]
-    assert counts["requests"] == 32
+    if bucket.server.is_real:
+        assert counts["requests"] == requests
+        assert len(_cached(cache)) == (0 if cache_bytes is None else 31)
     assert counts["bytes"] >= sum(path.stat().st_size for path in images.rglob("*.*"))
     remote.close()
+
+
+def test_faults_change_no_batch(bucket: Bucket, fault_proxy: FaultProxy, cache: Path, images: Path) -> None:
+    dataset, local = stored(bucket, cache), feeder.FolderDataset(images, CROP, FIELDS)
+    fault_proxy.set(Faults(dict.fromkeys(("503", "reset", "cut"), 0.1), in_turn=True, only="images/class"))
+    for _ in range(2):
+        assert same_batches(copied_epoch(loader(dataset)), copied_epoch(loader(local)))
+    assert fault_proxy.counts().keys() == {"503", "reset", "cut"}
+
+
+def test_where_signed_urls_are_refused_images_come_by_the_cache_without_asking_again(
+    bucket: Bucket, fault_proxy: FaultProxy, cache: Path, images: Path
+) -> None:
+    dataset, local = stored(bucket, cache), feeder.FolderDataset(images, CROP, FIELDS)
+    fault_proxy.set(Faults({"503": 1.0}, only="X-Amz-Signature"))
+    for _ in range(2):
+        assert same_batches(copied_epoch(loader(dataset)), copied_epoch(loader(local)))
+    assert len(_cached(cache)) == 31
+    asked = [each for each in fault_proxy.requests() if "X-Amz-" in each.target]
+    assert len(asked) < 31
+
+
+def test_sizes_come_by_the_starts_of_images(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    (large / "a").mkdir(parents=True)
+    for number, size in enumerate([(400, 300), (32, 24), (300, 500)]):
+        (large / "a" / f"{number}.jpg").write_bytes(encode(pixels(number, *size), quality=97))
+    (large / "a" / "late.jpg").write_bytes(late := _with_late_size((large / "a" / "0.jpg").read_bytes()))
+    sizes = [path.stat().st_size for path in (large / "a").iterdir()]
+    assert max(sizes) > 1 << 15
+    for path in (large / "a").iterdir():
+        bucket.put(f"large/a/{path.name}", path.read_bytes())
+
+    dataset = feeder.FolderDataset(f"{bucket.url}/large", cache_dir=cache)
+    local = feeder.FolderDataset(large)
+    ids = np.arange(4)
+    for each in (dataset, local):
+        each.reader.measure()
+    found, expected = dataset.reader.stored(ids), local.reader.stored(ids)
+    assert found is not None
+    assert expected is not None
+    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+    if bucket.server.is_real:
+        listing = next(cache.rglob("objects.json")).stat().st_size
+        counts = dataset.reader.mirror.counts()
+        assert counts["bytes"] - listing == sum(min(size, 1 << 14) for size in sizes) + len(late)
+        assert counts["requests"] == 5
+
+
+def test_a_process_that_is_forked_off_one_that_has_read_reads_too(bucket: Bucket, cache: Path, images: Path) -> None:
+    dataset, local = stored(bucket, cache), feeder.FolderDataset(images, CROP, FIELDS)
+    reader = dataset.reader
+    ids = np.arange(31)
+    expected = [bytes(each) for each in local.reader.read(ids).buffers]
+    assert [bytes(each) for each in reader.read(ids[:9]).buffers] == expected[:9]
+    forked = torch.utils.data.DataLoader(
+        cast(Any, _Encoded(reader)), batch_size=4, num_workers=2, multiprocessing_context="fork", collate_fn=list
+    )
+    for _ in range(2):
+        assert [each for batch in forked for each in batch] == expected
+        assert [bytes(each) for each in reader.read(ids).buffers] == expected
+
+
+def _cached(cache: Path) -> list[Path]:
+    """Returns the images in a cache."""
+    return list(cache.glob("*/class-*/**/*.jpg"))
+
+
+class _Encoded:
+    """The encoded images of a folder, a batch at a time."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __getitems__(self, ids: list[int]) -> list[bytes]:
+        return [bytes(each) for each in self._reader.read(np.array(ids)).buffers]
+
+
+def _with_late_size(jpeg: bytes) -> bytes:
+    """Returns a JPEG with comments before its header, which are longer than the start that is read."""
+    comment = b"\xff\xfe" + (20_002).to_bytes(2, "big") + bytes(20_000)
+    return jpeg[:2] + comment + jpeg[2:]
 
 
 def test_a_run_goes_on_from_a_local_copy_and_on_other_ranks(bucket: Bucket, cache: Path, images: Path) -> None:

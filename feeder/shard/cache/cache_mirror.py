@@ -8,7 +8,7 @@ import resource
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from feeder.shard.cache.places import identity, mirror_folder
 from feeder.shard.cache.presence import Presence, boot_id, record_path
 from feeder.shard.cache.waits import waits
 from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.store.signed_objects import Signed, SignedObjects
 from feeder.shard.store.store import TIMEOUT_S, allows_http
 from feeder.shard.store.url import Url, is_remote
 from feeder.system.checks import check_int, check_positive
@@ -31,6 +32,7 @@ _DEATHS = 5  # of fetchers while one need is waited for
 _ROUNDS = 50  # after which the cache is too small for what is needed together
 _OPEN_FILES, _FEWEST_FILES, _LIMIT_SHARE = 256, 8, 8
 _GRACE_S = 60.0  # that the fetcher gets beyond its own limit
+_MOST_FAULTS, _PAUSE_S = 8, 60.0  # in which what a store does not answer to signed URLs is not asked so
 _HITS_TOLD, _TELL_S = 256, 1.0
 
 
@@ -104,6 +106,9 @@ class _Local(threading.local):
         self.hits = 0
         self.told = time.monotonic()
         self.tells = True
+        self.objects: SignedObjects | None = None
+        self.faults = 0  # objects in a row that did not come by it
+        self.resumes = 0.0  # then it is asked again
 
     def close_retired(self) -> None:
         """Closes files that were evicted: they take room on its disk for as long as somebody has them open."""
@@ -115,6 +120,8 @@ class _Local(threading.local):
         if self.link is not None:
             self.link.close()
             self.link = None
+        if self.objects is not None:
+            self.objects.close()
 
 
 class CacheMirror:
@@ -165,7 +172,8 @@ class CacheMirror:
         missing = list(wants) if again else self._missing(local, wants)
         local.hits += len(wants) - len(missing)
         if not missing and local.tells and (local.hits >= _HITS_TOLD or time.monotonic() - local.told > _TELL_S):
-            self._tell_hits(local)
+            self._tell(local, {"hits": local.hits})
+            local.hits = 0
 
         rounds = 0
         while missing:
@@ -199,15 +207,55 @@ class CacheMirror:
             )
         return os.dup(file.descriptor)
 
-    def _tell_hits(self, local: _Local) -> None:
-        """Has the fetcher count what this thread found in the cache."""
+    def starts(self, wants: Mapping[str, tuple[int, bytes]]) -> dict[str, bytes]:
+        """Returns the starts of files straight from the store, without a copy in the folder.
+
+        Only what goes well is here: :meth:`need` has the others, or raises what is wrong with them.
+
+        Args:
+            wants: Number of bytes, 1 or more, and identity of each file of a listing.
+
+        Raises:
+            StoreError: if a file is not in the listing, or the fetcher can't be reached.
+        """
+        local, began = self._own(), time.monotonic()
+        found: dict[str, bytes] = {}
+        left = list(wants) if began >= local.resumes else []
+        while left:
+            answer = self.ask({"sign": left})
+            signed = dict(zip(left, answer.get("signed", ()), strict=False))
+            if not signed:
+                local.faults = _MOST_FAULTS
+                break
+            left = left[len(signed) :]
+
+            local.objects = local.objects or SignedObjects(waits.heartbeat)
+            asked = {
+                name: Signed(target, wants[name][0], size_bytes, etag)
+                for name, (target, size_bytes, etag, identity) in signed.items()
+                if identity == wants[name][1].hex()
+            }
+            scheme, netloc = answer["place"]
+            came = local.objects.get(scheme, netloc, list(asked.values()), self.options.timeout_s)
+            got = {name: data for name, data in zip(asked, came, strict=True) if data is not None}
+            local.faults = 0 if got else local.faults + len(asked)
+            found |= got
+
+        if local.faults >= _MOST_FAULTS:
+            local.resumes, local.faults = time.monotonic() + _PAUSE_S, 0
+        if found:
+            size_bytes, waited_ns = sum(map(len, found.values())), int(1e9 * (time.monotonic() - began))
+            self._tell(local, {"came": [len(found), size_bytes, waited_ns]})
+        return found
+
+    def _tell(self, local: _Local, message: dict[str, Any]) -> None:
+        """Has the fetcher count what this thread found in the cache, or got without it."""
         try:
             if local.link is None:
                 local.link = self.connect()
-            local.link.send({"hits": local.hits})
+            local.link.send(message)
         except (ConnectionError, StoreError):  # nobody waits for it, so it is not tried again and again
             local.tells = False
-        local.hits = 0
         local.told = time.monotonic()
 
     def counts(self) -> dict[str, int]:

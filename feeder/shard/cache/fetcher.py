@@ -175,7 +175,8 @@ class Fetcher:
             self._served.client = client
             return self._file(name)
 
-        found = self._threads.map(find, names) if names[1:] else map(self._file, names)
+        is_listed = isinstance(self.contents, ListedFiles)  # then the store is not asked
+        found = self._threads.map(find, names) if names[1:] and not is_listed else map(self._file, names)
         files = dict(zip(names, found, strict=True))
         return [(files[name], *blocks_of(start, min(end, files[name].record.size_bytes))) for name, start, end in wants]
 
@@ -237,6 +238,18 @@ class Fetcher:
             self.need(message["need"], again=message["again"])
             self._waits += 1
             self._waited_ns += time.monotonic_ns() - started
+
+        elif "sign" in message:
+            if isinstance(self.contents, ListedFiles):
+                return self.contents.signed(message["sign"], MESSAGE_BYTES // 2)
+        elif "came" in message:
+            requests, size_bytes, waited_ns = message["came"]
+            with self.files.lock:
+                self.downloads.counts.requests += requests
+                self.downloads.counts.bytes += size_bytes
+                self._waits += 1
+                self._waited_ns += waited_ns
+            return None
 
         elif "plan" in message:
             self._extend(client, **message["plan"])

@@ -6,6 +6,8 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from feeder.errors import NotFoundError, SourceError
 from feeder.shard.cache.cached_file import Contents, entry_identity
@@ -47,6 +49,35 @@ class ListedFiles:
             raise NotFoundError(f"{self._store.url.object(name)}: there was no such object when the folder was listed")
         entry, identity = found
         return Contents(entry.size_bytes, identity, entry.etag)
+
+    def signed(self, names: Sequence[str], most_bytes: int) -> dict[str, Any]:
+        """Returns what is needed to ask the store itself for objects.
+
+        Args:
+            names: The objects.
+            most_bytes: Most that the answer may take as JSON.
+
+        Returns:
+            "place": scheme and netloc of the store. "signed": path and query of a URL, size, ETag and identity of the
+            first of them, one or more; none if the store is not asked so.
+
+        Raises:
+            StoreError: as :meth:`of` does.
+        """
+        place, rows, size_bytes = ("", ""), list[tuple[str, int, str, str]](), 0
+        for name in names:
+            contents, url = self.of(name), self._store.signed(name)
+            if url is None:
+                break
+            scheme, _, rest = url.partition("://")
+            netloc, slash, target = rest.partition("/")
+            row = slash + target, contents.size_bytes, contents.etag, contents.identity.hex()
+            size_bytes += len(json.dumps(row)) + 2
+            if rows and size_bytes > most_bytes:
+                break
+            place = scheme, netloc
+            rows.append(row)
+        return {"place": place, "signed": rows}
 
     def forget(self) -> None:
         """Has the folder listed again, unless it was within the last minute."""

@@ -26,19 +26,19 @@ import urllib.request
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
-
 from feeder.errors import StoreError
 from feeder.shard.store.fault import GUARD_ADDRESS
 from feeder.shard.store.url import Url
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
+    from obstore.store import S3Store
 
 CONNECT_S = 2
 STALL_S = 5  # without a byte; then the request is repeated
 _STALL_WRITING_S = 60  # the whole of a part is sent before the answer comes
 REQUEST_S = 60
+IDLE_S = 30.0  # servers close connections that nobody uses for longer, and what lies between forgets them
 HUB = "https://huggingface.co"
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
                 "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
@@ -73,6 +73,8 @@ def make_client(
     Raises:
         StoreError: if credentials are asked for that can't be had.
     """
+    from obstore.store import AzureStore, GCSStore, HTTPStore
+
     seconds = datetime.timedelta
     options = _options(allow_http, writing, request_s)
     backoff = {"init_backoff": seconds(milliseconds=50), "max_backoff": seconds(seconds=1), "base": 2}
@@ -129,6 +131,8 @@ def _options(allow_http: bool, writing: bool, request_s: float) -> dict[str, Any
 
 def _s3(url: Url, options: dict[str, Any], common: dict[str, Any]) -> S3Store:
     """Returns a client of an S3 store."""
+    from obstore.store import S3Store
+
     config: dict[str, Any] = {}
     if url.service:  # obstore knows not all of the names that boto3 has for it
         config["endpoint"] = url.service

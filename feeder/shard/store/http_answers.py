@@ -131,6 +131,13 @@ def _connection(pieces: urllib.parse.SplitResult, addresses: list[str], port: in
     return connection
 
 
+def connection_to(scheme: str, netloc: str) -> Connection:
+    """Returns a connection to a server, for its first request to make."""
+    if scheme == "http":
+        return Connection(netloc, timeout=CONNECT_S)
+    return http.client.HTTPSConnection(netloc, timeout=CONNECT_S, context=tls_context())
+
+
 def reason_of(error: Exception) -> str:
     """Returns the reason to show for a request without an answer."""
     if isinstance(error, TimeoutError | BlockingIOError):

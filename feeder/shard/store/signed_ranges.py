@@ -28,14 +28,13 @@ import numpy as np
 import obstore
 from obstore.exceptions import BaseError
 
-from feeder.shard.store.client import CONNECT_S, REQUEST_S, proxy_of, tls_context
-from feeder.shard.store.http_answers import Connection, answer_of, reason_of
+from feeder.shard.store.client import IDLE_S, REQUEST_S, proxy_of
+from feeder.shard.store.http_answers import Connection, answer_of, connection_to, reason_of
 from feeder.shard.store.store import PIECE_BYTES, quoted_etag
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-IDLE_S = 30.0  # servers close connections that nobody uses for longer, and what lies between forgets them
 _VALID = datetime.timedelta(minutes=15)  # the difference between clocks that S3 allows
 _MOST_FAULTS = 8  # in a row
 _PAUSE_S = 60.0
@@ -61,6 +60,7 @@ class SignedRanges:
         is_public = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() not in ("", "0", "false", "no", "off", "n")
         self._resumes = math.inf if is_public else -math.inf  # then ranges are asked for here again
         self._faults = 0
+        self._refused: dict[str, bool] = {}
 
     def failed(self) -> None:
         """Notes that obstore has got what was not had here."""
@@ -69,6 +69,19 @@ class SignedRanges:
             self._faults += 1
             if self._faults >= _MOST_FAULTS:
                 self._resumes = now + _PAUSE_S
+
+    def sign(self, client: S3Store, key: str) -> str | None:
+        """Returns a URL that has an object for 15 minutes; None if obstore is to ask for it."""
+        if time.monotonic() < self._resumes:
+            return None
+        try:
+            signed = obstore.sign(client, "GET", key, _VALID)
+        except BaseError:
+            return None
+        place = signed[: signed.index("/", len("https://"))]
+        if place not in self._refused:  # looking for a proxy takes longer than to sign
+            self._refused[place] = (signed.startswith("http:") and not self._allow_http) or bool(proxy_of(signed))
+        return None if self._refused[place] else signed
 
     def open(
         self, client: S3Store, key: str, start: int, end: int, etag: str | None, request_s: float = REQUEST_S
@@ -88,22 +101,19 @@ class SignedRanges:
             ConnectionError: if the store does not answer, breaks off or is busy: the next attempt may succeed. The
                 pieces raise it, too.
         """
-        now = time.monotonic()
-        if now < self._resumes:
+        signed = self.sign(client, key)
+        if signed is None:
             return None
-        until = now + min(REQUEST_S, request_s)
+        url = urllib.parse.urlsplit(signed)
+        until = time.monotonic() + min(REQUEST_S, request_s)
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         if etag:
             headers["If-Match"] = etag
         try:
-            signed = obstore.sign(client, "GET", key, _VALID)
-            url = urllib.parse.urlsplit(signed)
-            if (url.scheme == "http" and not self._allow_http) or proxy_of(signed):
-                return None
             place = url.scheme, url.netloc
-            connection = self._taken(place) or self._connection(*place)
+            connection = self._taken(place) or connection_to(*place)
             channel, response = answer_of(connection, f"{url.path}?{url.query}", headers, request_s)
-        except (BaseError, ssl.SSLCertVerificationError, ValueError):
+        except (ssl.SSLCertVerificationError, ValueError):
             return None
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionError(reason_of(error)) from None
@@ -135,11 +145,6 @@ class SignedRanges:
                     return connection
                 connection.close()  # nothing was asked for, so the server has closed it
         return None
-
-    def _connection(self, scheme: str, netloc: str) -> Connection:
-        if scheme == "http":
-            return Connection(netloc, timeout=CONNECT_S)
-        return http.client.HTTPSConnection(netloc, timeout=CONNECT_S, context=tls_context())
 
     def _pieces(
         self,

@@ -115,6 +115,9 @@ class Store(Protocol):
             NotFoundError, ChangedError, StoreError: as :meth:`get` does.
         """
 
+    def signed(self, key: str) -> str | None:
+        """Returns a URL that has an object for 15 minutes; None where there is none to be used."""
+
     def put(
         self, key: str, data: Bytes | os.PathLike[str], *, if_absent: bool = False, if_match: Entry | None = None
     ) -> Entry:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
-import os
-import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import obstore
 import obstore.exceptions
@@ -19,89 +15,23 @@ import pytest
 from feeder.shard.store import signed_ranges
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import PIECE_BYTES, Store
+from tests.support.range_server import DATA, ETAG, Headers, RangeServer
 from tests.support.remote import without_proxies
 from tests.support.tls import TlsProxy
 
-DATA = os.urandom(7 * PIECE_BYTES + 10)
-ETAG = '"1"'
-Headers = dict[str, str]
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    """A server of one object that answers requests for ranges of it as its ``spoil`` says.
-
-    Attributes:
-        spoil: Takes the number of a signed request and the status and headers of its right answer; returns those to
-            send.
-        signed: Number of requests with a signature in their URL.
-        others: Number of others.
-        targets: Paths of the signed ones, and the names in their queries.
-        connections: Addresses that requests came from.
-        closed: Set once it has closed a connection.
-    """
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.spoil: Callable[[int, int, Headers], tuple[int, Headers]] = lambda number, status, headers: (
-            status,
-            headers,
-        )
-        self.signed = self.others = 0
-        self.targets = list[tuple[str, set[str]]]()
-        self.connections = set[Any]()
-        self.closed = threading.Event()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def shutdown_request(self, request: Any) -> None:
-        super().shutdown_request(request)
-        self.closed.set()
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _Server
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.server.connections.add(self.client_address)
-        start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-        status, headers = 206, {
-            "Content-Range": f"bytes {start}-{end}/{len(DATA)}",
-            "Content-Length": str(end + 1 - start),
-            "ETag": ETAG,
-            "Last-Modified": "Fri, 27 Nov 2026 00:00:00 GMT",
-        }  # fmt: skip
-        if "X-Amz-Signature=" in self.path:
-            status, headers = self.server.spoil(self.server.signed, status, headers)
-            self.server.signed += 1
-            path, _, query = self.path.partition("?")
-            self.server.targets.append((path, set(urllib.parse.parse_qs(query))))
-        else:
-            self.server.others += 1
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(DATA[start : start + int(headers["Content-Length"])])
-        self.close_connection |= "X-Breaks" in headers
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeServer]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
     without_proxies(monkeypatch)
-    server = _Server()
+    server = RangeServer()
     yield server
     server.shutdown()
     server.server_close()
 
 
-def _opened(server: _Server) -> Store:
+def _opened(server: RangeServer) -> Store:
     return open_store(f"s3://bucket/set?endpoint=http://127.0.0.1:{server.server_port}", allow_http=True)
 
 
@@ -109,7 +39,7 @@ def _read(store: Store, start: int = 0, end: int = len(DATA)) -> bytes:
     return b"".join(store.pieces("x", start, end, ETAG))
 
 
-def test_a_range_takes_one_request_and_leaves_its_connection_to_the_next(server: _Server) -> None:
+def test_a_range_takes_one_request_and_leaves_its_connection_to_the_next(server: RangeServer) -> None:
     store = _opened(server)
     pieces = list(store.pieces("x", 0, len(DATA), ETAG))
     assert b"".join(pieces) == DATA
@@ -129,7 +59,7 @@ def test_a_range_takes_one_request_and_leaves_its_connection_to_the_next(server:
     ids=["fast", "slow", "slow later"],
 )
 def test_pieces_that_come_fast_are_larger(
-    server: _Server, monkeypatch: pytest.MonkeyPatch, first_s: float, later_s: float, sizes: list[int]
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch, first_s: float, later_s: float, sizes: list[int]
 ) -> None:
     """By a clock that goes on by so much at each look: at those for the first piece, and for later ones."""
     now, pace_s = 0.0, first_s
@@ -146,7 +76,7 @@ def test_pieces_that_come_fast_are_larger(
     assert [first, *map(len, pieces)] == sizes
 
 
-def test_a_range_that_is_left_in_the_middle_leaves_nothing_to_the_next(server: _Server) -> None:
+def test_a_range_that_is_left_in_the_middle_leaves_nothing_to_the_next(server: RangeServer) -> None:
     store = _opened(server)
     first = store.pieces("x", 0, len(DATA), ETAG)
     assert next(first) == DATA[:PIECE_BYTES]
@@ -155,7 +85,7 @@ def test_a_range_that_is_left_in_the_middle_leaves_nothing_to_the_next(server: _
     assert len(server.connections) == 2
 
 
-def test_a_connection_that_the_server_has_closed_meanwhile_is_no_fault(server: _Server) -> None:
+def test_a_connection_that_the_server_has_closed_meanwhile_is_no_fault(server: RangeServer) -> None:
     store = _opened(server)
     server.spoil = lambda number, status, headers: (status, headers | {"X-Breaks": "1"} if number == 0 else headers)
     assert _read(store) == DATA
@@ -176,7 +106,9 @@ WRONG: dict[str, tuple[int, Headers]] = {
 
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
-def test_what_is_not_answered_as_asked_comes_without_a_signed_url(server: _Server, answer: tuple[int, Headers]) -> None:
+def test_what_is_not_answered_as_asked_comes_without_a_signed_url(
+    server: RangeServer, answer: tuple[int, Headers]
+) -> None:
     store = _opened(server)
     server.spoil = lambda number, status, headers: (answer[0], headers | answer[1])
     assert _read(store) == DATA
@@ -188,7 +120,7 @@ def test_what_is_not_answered_as_asked_comes_without_a_signed_url(server: _Serve
 
 @pytest.mark.parametrize("status", [403, 503])
 def test_where_signed_urls_fail_again_and_again_there_are_none_for_a_minute(
-    server: _Server, monkeypatch: pytest.MonkeyPatch, status: int
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     later_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s)
@@ -208,7 +140,7 @@ def test_where_signed_urls_fail_again_and_again_there_are_none_for_a_minute(
     assert (server.signed, server.others) == (26, 32)  # one that comes, and eight
 
 
-def test_the_last_answer_of_a_connection_is_as_good_as_others(server: _Server) -> None:
+def test_the_last_answer_of_a_connection_is_as_good_as_others(server: RangeServer) -> None:
     store = _opened(server)
     server.spoil = lambda number, status, headers: (status, headers | {"Connection": "close"})
     for _ in range(10):
@@ -216,7 +148,9 @@ def test_the_last_answer_of_a_connection_is_as_good_as_others(server: _Server) -
     assert (server.signed, server.others, len(server.connections), store.retries) == (10, 0, 10, 0)
 
 
-def test_a_connection_that_was_not_used_for_long_is_closed(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_was_not_used_for_long_is_closed(
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("feeder.shard.store.signed_ranges.IDLE_S", -1.0)
     store = _opened(server)
     assert _read(store) == _read(store) == DATA
@@ -224,14 +158,14 @@ def test_a_connection_that_was_not_used_for_long_is_closed(server: _Server, monk
     assert (server.signed, server.others, len(server.connections)) == (2, 0, 2)
 
 
-def test_nothing_is_signed_where_the_environment_says_so(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_signed_where_the_environment_says_so(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     assert _read(_opened(server)) == DATA
     assert (server.signed, server.others) == (0, 1)
 
 
 def test_credentials_that_can_not_be_had_once_are_asked_for_again(
-    server: _Server, monkeypatch: pytest.MonkeyPatch
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, sign = _opened(server), obstore.sign
     with monkeypatch.context() as once:
@@ -247,7 +181,7 @@ def _raise(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("key", ["a b+c%20", "ü/=&'(1)", "#?x"])
-def test_any_key_is_asked_for_as_it_is(server: _Server, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_any_key_is_asked_for_as_it_is(server: RangeServer, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN+/=")
     store = _opened(server)
     assert b"".join(store.pieces(key, 0, len(DATA))) == DATA
@@ -257,7 +191,7 @@ def test_any_key_is_asked_for_as_it_is(server: _Server, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_busy_store_is_asked_again(server: _Server, status: int) -> None:
+def test_a_busy_store_is_asked_again(server: RangeServer, status: int) -> None:
     store = _opened(server)
     server.spoil = lambda number, right, headers: (status if number == 0 else right, headers)
     assert _read(store) == _read(store) == DATA
@@ -265,7 +199,7 @@ def test_a_busy_store_is_asked_again(server: _Server, status: int) -> None:
 
 
 def test_an_answer_that_drips_for_longer_than_a_request_may_take_is_asked_for_anew(
-    server: _Server, monkeypatch: pytest.MonkeyPatch
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feeder.shard.store.signed_ranges.REQUEST_S", 0)
     store = _opened(server)
@@ -274,7 +208,7 @@ def test_an_answer_that_drips_for_longer_than_a_request_may_take_is_asked_for_an
 
 
 def test_what_is_encrypted_comes_by_signed_urls_too(
-    server: _Server, tls_proxy: TlsProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: RangeServer, tls_proxy: TlsProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = TlsProxy(tmp_path, server.server_port)
     try:
@@ -288,7 +222,7 @@ def test_what_is_encrypted_comes_by_signed_urls_too(
     assert (server.signed, server.others) == (4, 0)
 
 
-def test_behind_a_proxy_nothing_is_signed(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_a_proxy_nothing_is_signed(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.server_port}")
     store = open_store("s3://bucket/set?endpoint=http://store.invalid", allow_http=True)
     assert _read(store) == DATA
