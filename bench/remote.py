@@ -24,8 +24,8 @@ rivals       Seconds of a first epoch beside a second one from the cache, and CP
              Python that has them.
 raw          CPU time per image of an epoch over the images as they lie in a bucket, by FolderDataset and by LitData's
              StreamingRawDataset, the bytes alone and decoded to --image-size by feeder in both, with each count of
-             --raw-workers. Both have their listing; feeder writes images into its empty cache, LitData keeps none. The
-             store's cores are those that its processes were busy on. --rivals names a Python that has both.
+             --raw-workers. Both have their listing, and keep no images. The store's cores are those that its processes
+             were busy on. --rivals names a Python that has both; without it feeder is measured alone.
 
 The store is Ceph's gateway over one in-memory OSD, or moto's server where Ceph is not installed and with --smoke. It is
 on the same machine, so its processes and the proxy have the lowest priority: those of a real store take no CPU from a
@@ -87,6 +87,7 @@ GOALS = {
     ("bytes", "two ranks of a host"): "<= 1.02",
     ("faults", "ratio"): "<= 1.1",
     ("resume", "ratio"): "<= 1",
+    ("raw", "ratio"): ">= 1.5",
     ("open", "seconds"): "< 2",
     ("open", "memory_mib"): "< 64",
 }
@@ -435,6 +436,7 @@ class Bench:
     def raw(self) -> dict[str, Any]:
         """Measures the question of this name."""
         options, store = self._options, self._server.pids()
+        names = ("litdata", "feeder") if options.rivals else ("feeder",)
         script, prefix = str(ROOT / "bench/remote_runs/raw.py"), "raw"
         with ThreadPoolExecutor(16) as pool:
             puts = []
@@ -448,22 +450,24 @@ class Bench:
         for workers in map(int, options.raw_workers.split(",")):
             for kind, size in (("bytes", 0), ("decoded", options.image_size)):
                 cores: list[float] = []
+                rates: dict[str, list[float]] = {name: [] for name in names}
 
-                def epoch(name: str, each: dict[str, Any], cores: list[float] = cores) -> float:
+                def epoch(name: str, each: dict[str, Any], cores: list[float] = cores, rates: Any = rates) -> float:
                     run = {**common, **each, "name": name, "cache": self.cache()}
-                    job = Job(script, run, self._server.environment(), options.rivals)
+                    job = Job(script, run, self._server.environment(), options.rivals or sys.executable)
                     found = job.epoch()
                     job.close()
+                    rates[name].append(found["images"] / found["seconds"])
                     cores.append(found["store_cpu_s"] / found["seconds"])
                     return 1e3 * float(found["cpu_s"]) / int(found["images"])
 
                 each = {"workers": workers, "image_size": size}
-                cpu = interleave({name: partial(epoch, name, each) for name in ("litdata", "feeder")}, options.repeats)
+                cpu = interleave({name: partial(epoch, name, each) for name in names}, options.repeats)
                 result[f"{kind}, {workers} workers"] = {
                     "cpu_ms_per_image": {name: spread(values) for name, values in cpu.items()},
-                    "ratio": spread(_ratios(cpu["litdata"], cpu["feeder"])),
+                    "images_per_s": {name: spread(values) for name, values in rates.items()},
                     "store_cores": spread(cores),
-                }
+                } | ({"ratio": spread(_ratios(cpu["litdata"], cpu["feeder"]))} if options.rivals else {})
         return result
 
     def _rival(self, script: str, run: dict[str, Any], environment: Mapping[str, str]) -> None:
@@ -521,7 +525,7 @@ def _rows(value: Any, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
 
 def main() -> None:
     smoke = {
-        "only": "first-epoch,faults,open",
+        "only": "first-epoch,faults,open,raw",
         "repeats": 1,
         "batch_size": 8,
         "image_size": 32,
@@ -529,10 +533,11 @@ def main() -> None:
         "lanes": 2,
         "window": 8,
         "workers": 1,
+        "raw_workers": "1",
         "samples": 100_000,
     }
     questions = {"first-epoch": "first_epoch"} | {
-        name: name for name in ("bytes", "faults", "resume", "ranges", "open")
+        name: name for name in ("bytes", "faults", "resume", "ranges", "open", "raw")
     }
     options = arguments(
         __doc__, "remote", smoke, shards=None, only="", rivals="", repeats=5, rate=500.0, batch_size=64, workers=2,
@@ -542,7 +547,7 @@ def main() -> None:
     options.shards = os.path.abspath(options.shards)  # runs start in the repository's root
     if options.rivals:
         options.rivals = os.path.abspath(options.rivals)
-        questions |= {name: name for name in ("rivals", "raw")}
+        questions["rivals"] = "rivals"
     names = options.only.split(",") if options.only else list(questions)
     with tempfile.TemporaryDirectory(prefix="feeder-remote-") as made:
         (folder := Path(made) / "s3").mkdir()

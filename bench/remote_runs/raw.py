@@ -34,7 +34,7 @@ class Run:
     Attributes:
         name: "feeder" or "litdata".
         url: The folder's URL.
-        cache: An empty folder: of feeder's images, or of LitData's index, as it keeps no images.
+        cache: An empty folder, for the listing.
         store: Ids of the store's processes.
         workers, batch_size: Of the loader.
         image_size: Of the images of a batch, px; 0 for their bytes alone.
