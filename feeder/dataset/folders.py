@@ -31,15 +31,17 @@ class FolderDataset(FeederDataset):
 
     Args:
         path: The folder; or its URL in an object store, ``s3://bucket/images``, ``gs://``, ``az://`` or ``hf://``. It
-            is listed once for all that open it within a minute, and images come whole into a cache, many at a time,
-            when their batches are made. What lacks an image's extension is left out there, unread.
+            is listed once for all that open it within a minute, and images come whole, many at a time, when their
+            batches are made. What lacks an image's extension is left out there, unread.
         transform: A recipe of :mod:`feeder.transforms`, torchvision's ``Compose``, or None for the image as it is.
         fields: Further fields of each sample: "key" (the path relative to the folder), "path", "index", "width",
             "height", "orientation", or a file beside the image, by what follows the image's name without its extension:
             "txt" is ``a.txt`` for ``a.jpg``. Or a mapping, see :class:`ShardDataset`.
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.
         classes, target_transform: See :class:`ShardDataset`.
-        cache_dir, cache_bytes, allow_http, timeout: See :class:`ShardDataset`; for a folder in a store.
+        cache_dir, allow_http, timeout: See :class:`ShardDataset`; for a folder in a store.
+        cache_bytes: Bytes of a folder in a store that the cache may keep for later epochs and jobs. None: images from
+            S3 are not kept, and those of other stores as of a :class:`ShardDataset`.
         targets: As in :class:`ShardDataset`; ``a.seg.png`` is the member "seg.png" of ``a.jpg``, and no sample.
 
     Raises:

@@ -242,7 +242,8 @@ class CacheMirror:
             found |= got
 
         if local.faults >= _MOST_FAULTS:
-            local.resumes, local.faults = time.monotonic() + _PAUSE_S, 0
+            local.resumes = time.monotonic() + _PAUSE_S
+            local.faults = 0
         if found:
             size_bytes, waited_ns = sum(map(len, found.values())), int(1e9 * (time.monotonic() - began))
             self._tell(local, {"came": [len(found), size_bytes, waited_ns]})

@@ -15,7 +15,7 @@ from feeder.shard.cache.presence import IDENTITY_BYTES
 from feeder.shard.store.store import Entry, Store
 
 LISTING = "objects.json"  # in a mirror's folder: [[key, bytes, time of the last change in ns, identity], ...]
-_KEPT_S = 60.0  # in which the ranks of a job open the folder
+_LEAST_KEPT_S = 60.0  # in which the ranks of a job open the folder
 
 
 class ListedFiles:
@@ -30,7 +30,7 @@ class ListedFiles:
         self._lock = threading.Lock()
         self._objects: dict[str, tuple[Entry, bytes]] | None = None
         self._listing = Contents(0, b"")
-        self._listed = 0.0
+        self._kept_until = 0.0
 
     def of(self, name: str) -> Contents:
         """Returns the contents of an object, or of the listing.
@@ -80,9 +80,9 @@ class ListedFiles:
         return {"place": place, "signed": rows}
 
     def forget(self) -> None:
-        """Has the folder listed again, unless it was within the last minute."""
+        """Has the folder listed again, unless it was within the last minute, or as long ago as the listing took."""
         with self._lock:
-            if time.monotonic() - self._listed > _KEPT_S:
+            if time.monotonic() > self._kept_until:
                 self._objects = None
 
     def replaced(self) -> list[str]:
@@ -90,6 +90,7 @@ class ListedFiles:
         return []
 
     def _list(self) -> dict[str, tuple[Entry, bytes]]:
+        began = time.monotonic()
         try:
             entries = list(self._store.list())
         except NotFoundError as error:
@@ -102,5 +103,6 @@ class ListedFiles:
         data = json.dumps(rows).encode()
         own = hashlib.sha256(data).digest()[:IDENTITY_BYTES]
         self._listing = Contents(len(data), own, fetch=lambda: data, is_kept=True)
-        self._listed = time.monotonic()
+        now = time.monotonic()
+        self._kept_until = now + max(now - began, _LEAST_KEPT_S)
         return objects

@@ -13,7 +13,7 @@ import select
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from feeder.shard.store.store import quoted_etag
 
 _AT_ONCE = 32  # requests, each by a connection
 _HEAD_BYTES = 1 << 14  # the most of an answer's head
-_LOOK_S = 1.0
+LOOK_S = 1.0
 
 
 class Signed(NamedTuple):
@@ -70,13 +70,7 @@ class SignedObjects:
         rows = iter(range(len(wants)))
         busy: dict[int, _Answer] = {}
         timeout_s = min(REQUEST_S, timeout_s)
-        with contextlib.closing(select.epoll()) as poll, contextlib.ExitStack() as stack:
-
-            def close() -> None:
-                for answer in busy.values():
-                    answer.connection.close()
-
-            stack.callback(close)
+        with contextlib.closing(select.epoll()) as poll:
 
             def go_on(descriptor: int) -> None:
                 """Takes what has come by a connection, and sends its next request after the end of an answer."""
@@ -102,26 +96,40 @@ class SignedObjects:
                 else:
                     self._idle.append((time.monotonic(), (scheme, netloc), answer.connection))
 
-            for connection in self._connections(scheme, netloc, min(len(wants), _AT_ONCE)):
-                descriptor = connection.sock.fileno()
-                poll.register(descriptor, select.EPOLLIN)
-                busy[descriptor] = _Answer(connection, netloc)
+            try:
+                for connection in self._connections(scheme, netloc, min(len(wants), _AT_ONCE)):
+                    descriptor = connection.sock.fileno()
+                    poll.register(descriptor, select.EPOLLIN)
+                    busy[descriptor] = _Answer(connection, netloc)
+                    go_on(descriptor)
+                self._wait(poll, busy, go_on, end)
+            finally:
+                for answer in busy.values():
+                    answer.connection.close()
+        return found
+
+    def _wait(
+        self,
+        poll: select.epoll,
+        busy: Mapping[int, _Answer],
+        go_on: Callable[[int], object],
+        end: Callable[[int], object],
+    ) -> None:
+        """Goes on with what comes until nothing is busy; ends what does not come in time."""
+        moved = looked = time.monotonic()
+        while busy:
+            events = poll.poll(LOOK_S)
+            for descriptor, _ in events:
                 go_on(descriptor)
 
-            moved = looked = time.monotonic()
-            while busy:
-                events = poll.poll(_LOOK_S)
-                for descriptor, _ in events:
-                    go_on(descriptor)
-                now = time.monotonic()
-                moved = now if events else moved
-                if now - looked >= _LOOK_S:
-                    looked = now
-                    self._heartbeat()
-                    for descriptor in [d for d, each in busy.items() if now > each.until or now - moved > STALL_S]:
-                        busy[descriptor].is_last = True
-                        end(descriptor)
-        return found
+            now = time.monotonic()
+            moved = now if events else moved
+            if now - looked >= LOOK_S:
+                looked = now
+                self._heartbeat()
+                for descriptor in [each for each, answer in busy.items() if now > min(answer.until, moved + STALL_S)]:
+                    busy[descriptor].is_last = True
+                    end(descriptor)
 
     def __del__(self) -> None:
         self.close()

@@ -119,7 +119,7 @@ def test_an_answer_that_does_not_come_in_time_is_left_out(
     server: RangeServer, monkeypatch: pytest.MonkeyPatch, stall_s: float, timeout_s: float
 ) -> None:
     monkeypatch.setattr("feeder.shard.store.signed_objects.STALL_S", stall_s)
-    monkeypatch.setattr("feeder.shard.store.signed_objects._LOOK_S", 0.001)
+    monkeypatch.setattr("feeder.shard.store.signed_objects.LOOK_S", 0.001)
     is_over = threading.Event()
     server.spoil = lambda number, status, headers: (status, headers | {"X": str(is_over.wait(60))})
     beats: list[int] = []
