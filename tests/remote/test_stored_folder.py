@@ -91,8 +91,7 @@ def test_where_signed_urls_are_refused_images_come_by_the_cache_without_asking_a
     for _ in range(2):
         assert same_batches(copied_epoch(loader(dataset)), copied_epoch(loader(local)))
     assert len(_cached(cache)) == 31
-    asked = [each for each in fault_proxy.requests() if "X-Amz-" in each.target]
-    assert len(asked) < 31
+    assert len([each for each in fault_proxy.requests() if each.fault == "503"]) < 31  # and not 62
 
 
 def test_sizes_come_by_the_starts_of_images(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
@@ -135,6 +134,7 @@ def test_a_process_that_is_forked_off_one_that_has_read_reads_too(bucket: Bucket
     for _ in range(2):
         assert [each for batch in forked for each in batch] == expected
         assert [bytes(each) for each in reader.read(ids).buffers] == expected
+    assert not _cached(cache) or not bucket.server.is_real  # as they would be after a fault
 
 
 def _cached(cache: Path) -> list[Path]:

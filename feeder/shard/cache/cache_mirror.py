@@ -32,7 +32,6 @@ _DEATHS = 5  # of fetchers while one need is waited for
 _ROUNDS = 50  # after which the cache is too small for what is needed together
 _OPEN_FILES, _FEWEST_FILES, _LIMIT_SHARE = 256, 8, 8
 _GRACE_S = 60.0  # that the fetcher gets beyond its own limit
-_MOST_FAULTS, _PAUSE_S = 8, 60.0  # in which what a store does not answer to signed URLs is not asked so
 _HITS_TOLD, _TELL_S = 256, 1.0
 
 
@@ -107,8 +106,6 @@ class _Local(threading.local):
         self.told = time.monotonic()
         self.tells = True
         self.objects: SignedObjects | None = None
-        self.faults = 0  # objects in a row that did not come by it
-        self.resumes = 0.0  # then it is asked again
 
     def close_retired(self) -> None:
         """Closes files that were evicted: they take room on its disk for as long as somebody has them open."""
@@ -220,30 +217,24 @@ class CacheMirror:
         """
         local, began = self._own(), time.monotonic()
         found: dict[str, bytes] = {}
-        left = list(wants) if began >= local.resumes else []
+        left = list(wants)
         while left:
             answer = self.ask({"sign": left})
             signed = dict(zip(left, answer.get("signed", ()), strict=False))
             if not signed:
-                local.faults = _MOST_FAULTS
                 break
             left = left[len(signed) :]
 
-            local.objects = local.objects or SignedObjects(waits.heartbeat)
             asked = {
                 name: Signed(target, wants[name][0], size_bytes, etag)
                 for name, (target, size_bytes, etag, identity) in signed.items()
                 if identity == wants[name][1].hex()
             }
+            local.objects = local.objects or SignedObjects(waits.heartbeat)
             scheme, netloc = answer["place"]
             came = local.objects.get(scheme, netloc, list(asked.values()), self.options.timeout_s)
-            got = {name: data for name, data in zip(asked, came, strict=True) if data is not None}
-            local.faults = 0 if got else local.faults + len(asked)
-            found |= got
+            found |= {name: data for name, data in zip(asked, came, strict=True) if data is not None}
 
-        if local.faults >= _MOST_FAULTS:
-            local.resumes = time.monotonic() + _PAUSE_S
-            local.faults = 0
         if found:
             size_bytes, waited_ns = sum(map(len, found.values())), int(1e9 * (time.monotonic() - began))
             self._tell(local, {"came": [len(found), size_bytes, waited_ns]})
