@@ -167,9 +167,9 @@ class StoredFolderReader(FolderReader):
         if self.mirror.options.cache_bytes is not None:
             return {}
         wants = {
-            path: (min(size, most_bytes or size), identity)
+            path: (length, identity)
             for path, (size, identity) in listed.items()
-            if 0 < size <= RANGE_BYTES
+            if 0 < (length := min(size, most_bytes or size)) <= RANGE_BYTES
         }
         return self.mirror.starts(wants)
 

@@ -535,6 +535,17 @@ def test_the_committed_cost_of_ranges_is_the_documented_part_of_obstores() -> No
     assert f"takes {http} of the CPU time of requests by obstore alone, over TLS {tls} of it" in text
 
 
+def test_the_committed_cost_of_folders_in_a_bucket_is_the_documented_one() -> None:
+    found, text = committed("remote_raw")["raw"], (ROOT / "docs/remote.md").read_text()
+    for workers in (1, 2, 4, 8):
+        kinds = {kind: found[f"{kind}, {workers} workers"] for kind in ("bytes", "decoded")}
+        assert kinds["bytes"]["ratio"]["min"] >= 1.5
+        cost = [kinds[kind]["cpu_ms_per_image"][name]["median"] for kind in kinds for name in ("feeder", "litdata")]
+        assert f"\n| {workers} | {' | '.join(f'{each:.2f}' for each in cost)} |\n" in text
+    busy = max(each["store_cores"]["max"] for name, each in found.items() if name != "goals")
+    assert f"busy on at most {busy:.1f} of two cores" in " ".join(text.split())
+
+
 def test_a_set_of_ten_billion_samples_opened_as_fast_as_the_documents_say() -> None:
     found = committed("remote_open")["open"]
     assert found["samples"] == 10**10

@@ -28,6 +28,7 @@ Want = tuple[str, int, int]
 
 FETCHER = "feeder.shard.cache.fetcher:main"
 _WANTS_AT_ONCE = 1000  # a message has at most about 120 bytes for each
+_SIGNED_AT_ONCE = 64
 _DEATHS = 5  # of fetchers while one need is waited for
 _ROUNDS = 50  # after which the cache is too small for what is needed together
 _OPEN_FILES, _FEWEST_FILES, _LIMIT_SHARE = 256, 8, 8
@@ -219,7 +220,7 @@ class CacheMirror:
         found: dict[str, bytes] = {}
         left = list(wants)
         while left:
-            answer = self.ask({"sign": left})
+            answer = self.ask({"sign": left[:_SIGNED_AT_ONCE]})
             signed = dict(zip(left, answer.get("signed", ()), strict=False))
             if not signed:
                 break

@@ -117,9 +117,11 @@ class ObjectStore:
         return ranges[0] if len(ranges) == 1 else b"".join(ranges)
 
     def signed(self, key: str) -> str | None:
+        if self._signed is None:
+            return None
         self._check(key)
         client: Any = self._client(False)
-        return None if self._signed is None else self._signed.sign(client, key)
+        return self._signed.sign(client, key)
 
     def pieces(
         self,
