@@ -49,6 +49,38 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
     return FeederDataset(SubsetReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.extras)
 
 
+def followed(dataset: Any, before: FeederDataset, *, stored_order: bool) -> FeederDataset:
+    """Returns a dataset's samples as :func:`as_feeder` does, by the recipe that the dataset has now.
+
+    Torch's loader would take new indices and datasets, too; order and workers rest on the old ones.
+
+    Args:
+        dataset: The dataset.
+        before: Its samples as they were; returned as they are if the recipe is the same.
+        stored_order: See :func:`as_feeder`.
+
+    Raises:
+        ArgumentError: if a Subset has other indices, or another dataset.
+    """
+    now = as_feeder(dataset, stored_order=stored_order)
+    if now is before:
+        return before
+    changed = f"of the {type(dataset).__name__} were changed after the loader was made; make another loader"
+    if now is None:
+        raise ArgumentError(f"the samples {changed}")
+    ids, known = given_ids(now.reader), given_ids(before.reader)
+    if ids is not known and (ids is None or known is None or not np.array_equal(ids, known)):
+        raise ArgumentError(f"the indices {changed}")
+    if list(map(id, joined_in(now.reader))) != list(map(id, joined_in(before.reader))):
+        raise ArgumentError(f"the datasets {changed}")
+    return before if now.recipe == before.recipe and now.extras == before.extras else now
+
+
+def given_ids(reader: Reader) -> Int64s | None:
+    """Returns the samples' ids in the whole dataset, int64 [N]; None if these are all."""
+    return reader.ids if isinstance(reader, SubsetReader) else None
+
+
 def readers_of(dataset: Any) -> list[Reader]:
     """Returns the readers of all single sets that a dataset has samples of, ``Subset`` and ``ConcatDataset`` of feeder
     datasets included."""

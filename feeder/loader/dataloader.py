@@ -336,7 +336,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def skip(self, skip: Any) -> None:
         skip = Skip.of(skip)
         if self._fast_path is not None:
-            self._fast_path.skip = skip
+            self._fast_path.set_skip(skip)
         elif not self._path_choice.is_fast:
             self._check_skip(skip)
         vars(self)["skip"] = skip
@@ -416,7 +416,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         assert self._seed is not None
         path = FastPath(self._options(), self._path_choice.source, self.dataset, self._seed)
         if path.own_order:
-            show_order(self, path.unseeded, self._seed)
+            show_order(self, path.run.unseeded, self._seed)
         return path
 
     def _aim(self, told: int) -> None:
@@ -482,7 +482,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._serve_metrics()
         options = self._options()
         if self._fast is not None and self._fast.own_order:
-            change_order(self, self._fast.unseeded)  # a mixture's weights may have changed
+            change_order(self, self._fast.run.unseeded)  # a mixture's weights may have changed
         with explained():
             if self._fast is None:
                 return self._generic_path.iterate(self, options)
@@ -495,7 +495,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super().__len__()
         if not self._fast.own_order:
             return len(self.batch_sampler)  # type: ignore[arg-type]
-        return len(self._fast.split(self._options(), Place(self._fast.place().epoch)))
+        return len(self._fast.run.split(self._options(), Place(self._fast.place().epoch)))
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; those after it go on from there.
@@ -545,7 +545,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._generic_path.load_state_dict(self, state_dict)
         else:
             self._fast.load_state_dict(state_dict)
-            vars(self)["skip"] = self._fast.skip
+            vars(self)["skip"] = self._fast.options.skip
             change_order(self, self._fast.order)
 
     def samples_of(self, epoch: int, step: int, *, rank: int | None = None) -> BatchSamples:

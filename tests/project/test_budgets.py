@@ -20,13 +20,13 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_775,
+    "dataset": 2_766,
     "decoders": 3_458,
     "fields": 343,
-    "loader": 7_979,
+    "loader": 7_978,
     "order": 1_617,
     "service": 1_525,
-    "shard": 8_423,
+    "shard": 8_218,
     "system": 721,
     "tools": 4_707,
     "transforms": 2_472,
@@ -34,7 +34,7 @@ STATEMENTS = {
 # The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
 # the GPU 400, the first screen 500.
 MOST_STATEMENTS = 31_000 + 3_500
-TOKENS = 455_422
+TOKENS = 453_243
 OWN_PARAMETERS = 15
 DENSE = 8
 

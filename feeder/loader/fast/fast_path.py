@@ -1,24 +1,18 @@
-"""The fast path of a loader: order, state, and what its iterators share."""
+"""The fast path of a loader: begins epochs, and has what its iterators share."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.mixture import Mixture
-from feeder.dataset.reader import Reader
-from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset import as_feeder, joined_in, leaves, remote_of
-from feeder.dataset.subset_reader import SubsetReader
-from feeder.dataset.target_values import targets_in
+from feeder.dataset.subset import followed, given_ids, leaves, remote_of
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batch_queue import requests
@@ -28,6 +22,8 @@ from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.iterator import Epoch, FastIterator, Ledger
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
+from feeder.loader.fast.run_order import RunOrder
+from feeder.loader.fast.run_state import STATE_VERSION, check_state, hub_sets, made_by, sources_of, weights_of
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.sampler_replay import Replay
 from feeder.loader.fast.setup import make_engine, make_service, make_work
@@ -35,29 +31,23 @@ from feeder.loader.fast.spans import Span, Spans
 from feeder.loader.left_out import check_skip, skipped_ids
 from feeder.loader.observe.stats import NO_SLOTS
 from feeder.loader.options import LoaderOptions
-from feeder.loader.order_identity import check_identity, order_identity, resumed_order
-from feeder.loader.path_choice import refuse_full_shuffle, sizeless
+from feeder.loader.order_identity import check_identity, order_identity
+from feeder.loader.path_choice import sizeless
 from feeder.loader.rank_agreement import Agreement, epoch_values
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.slots.image_slots import Samples, Sizes
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
-from feeder.order.bucket_order import BucketOrder, BucketSplit
-from feeder.order.gaps import Gaps
+from feeder.order.bucket_order import BucketSplit
 from feeder.order.mixture_order import MixtureOrder
 from feeder.order.mixture_shares import Shares
-from feeder.order.recent import Recent
-from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
+from feeder.order.sample_order import Order, goes_by_shard
 from feeder.order.skip import Skip
 from feeder.order.split import Split
-from feeder.system.arrays import Int64s
 from feeder.system.checks import check_int
 from feeder.system.warning import warn
 from feeder.transforms.mixing import check_mix
-from feeder.transforms.recipe_json import mix_to_json, recipe_to_json
-
-_STATE_VERSION = 1
 
 
 class FastPath:
@@ -74,7 +64,7 @@ class FastPath:
         dataset: The dataset, by the latest recipe.
         own_order: False with an explicit sampler.
         spans: The ways in which the run was split into batches.
-        unseeded: The order, by a seed that may not be the run's yet. For uses that do not depend on the seed.
+        run: The order of the run, and its split by rank.
     """
 
     def __init__(self, options: LoaderOptions, source: FeederDataset, dataset: Any, seed: RunSeed) -> None:
@@ -85,12 +75,10 @@ class FastPath:
         self.own_order = options.batch_sampler is None
         self._worker_init = self._init_by(options)
 
-        self.unseeded = self._order_by(in_blocks(options.shuffle, options.batch_size))
         if isinstance(source, Mixture):
             source.loaders.add(self)
         self._take(source)
-        if self.work.table is not None:
-            self.unseeded = BucketOrder(self.work.table, seed.known or 0, bool(options.shuffle))
+        self.run = RunOrder(source, options, seed, self.work.table)
         self._ledger = Ledger()
 
         self._progress: EpochProgress | None = None
@@ -101,14 +89,12 @@ class FastPath:
         self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
         self._engine: Engine | None = None
         self._read_ahead: ReadAhead | DrawnAhead | None = None
-        self._fingerprint: str | None = None
         self._has_warned = self._has_told = False
 
         self._agreement = Agreement()
         # Batches after which the epoch before was broken off, for the ranks that went on with it; None: it was not.
         self._left_after: int | None = None
-        self._gaps: Recent[Gaps | None] = Recent(2)  # that the last epochs go without
-        self.skip = options.skip
+        self.set_skip(options.skip)
 
     def _init_by(self, options: LoaderOptions) -> WorkerInit | None:
         """Returns what runs in a new worker; None if nothing does."""
@@ -140,13 +126,12 @@ class FastPath:
         The first use may wait for rank 0, which tells the seed. If the path was made with another one, the use reseeds
         sizes and work, and retires the workers.
         """
-        seed = self._seed.value()
-        if seed != self.unseeded.seed:
-            self.unseeded = self.unseeded.with_seed(seed)
-            self._sizes = dataclasses.replace(self._sizes, seed=seed)
-            self.work.reseed(seed)
+        order = self.run.seeded()
+        if order.seed != self.work.seed:
+            self._sizes = dataclasses.replace(self._sizes, seed=order.seed)
+            self.work.reseed(order.seed)
             self.retire()  # whose workers, and jobs of a service, have the work as it was
-        return self.unseeded
+        return order
 
     def retire(self) -> None:
         """Has the next epoch begin with other workers."""
@@ -154,83 +139,22 @@ class FastPath:
             self._engine.retire()
             self._engine = None
 
-    def _order_by(self, shuffle: Shuffle) -> Order:
-        """Returns the order of the dataset by a way to shuffle."""
-        reader = self.dataset.reader
-        if isinstance(self.dataset, Mixture):
-            return self.dataset.order(self._seed.known or 0, shuffle, self._batch(self.options))
-        sizes = reader.shard_sizes() if goes_by_shard(shuffle) else np.zeros(0, np.int64)
-        return Order(len(self.dataset), self._seed.known or 0, shuffle, sizes)
-
-    def _reordered(self, shuffle: Shuffle) -> Order | None:
-        """Returns the order by another way to shuffle, which a loaded state names; None if this dataset can't have it.
-
-        A run in lanes, say, goes on in lanes when its remote set is a local one now.
-        """
-        ids = _ids(self.dataset.reader)
-        if isinstance(self.unseeded, (BucketOrder, MixtureOrder)) or (ids is not None and (np.diff(ids) < 0).any()):
-            return None
-        if shuffle is True:
-            refuse_full_shuffle(self._given_dataset)
-        return self._order_by(shuffle)
-
-    def split(self, options: LoaderOptions, place: Place) -> Split:
-        """Returns this rank's share of an epoch, from a place on."""
-        assert options.batch_size is not None
-        shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
-        self._follow_batch(options)
-        order = self.order if options.skip or isinstance(self.unseeded, BucketOrder) else self.unseeded
-        gaps, skip = None, options.skip
-        if skip:
-            at = order, place.epoch, skip
-            gaps = self._gaps.get(at, lambda: skip.gaps(order, place.epoch, skipped_ids(skip, self.dataset.reader)))
-        if isinstance(order, BucketOrder):
-            return BucketSplit(order, place.epoch, *shares, place.by_bucket, gaps)
-        return Split(order.samples_in(place.epoch), *shares, place.start, gaps)
-
-    def _follow_batch(self, options: LoaderOptions) -> None:
-        """Has batches of one source be as large as those of all ranks, which may have begun since."""
-        if isinstance(self.unseeded, MixtureOrder) and self.unseeded.shares.batch:
-            self.unseeded = self.unseeded.with_shares(self.unseeded.shares.in_batches(self._batch(options)))
-
-    def _batch(self, options: LoaderOptions) -> int:
-        """Returns the samples of a global batch."""
-        return (options.batch_size or 1) * current_ranks(options.ranks)[1]
-
     def check_reweighted(self, changed: Shares, at_sample: int) -> None:
-        """Checks that the weights of a mixture can change at a sample of the run.
-
-        Args:
-            changed: The shares, with the new weights.
-            at_sample: The first sample by them.
-
-        Raises:
-            ArgumentError: if that sample was handed out or ordered already, naming the first that was not; or if the
-                mixture's lanes can't follow the weights.
-        """
-        assert isinstance(self.unseeded, MixtureOrder)
-        shares, place = self.unseeded.shares, self.place()
-        self.unseeded.with_shares(dataclasses.replace(changed, batch=shares.batch))
+        """See :meth:`RunOrder.check_reweighted`."""
+        place = self.place()
         ends = [(place.epoch, place.start)]
         ends += [(each.place.epoch, each.ordered_until()) for each in self._live()]
-        first = max(shares.place(epoch, end) for epoch, end in ends)
-        if at_sample < first:
-            raise ArgumentError(
-                f"the weights of sample {at_sample:,} of the run can't change: the samples before {first:,} were "
-                f"handed out or are being made; give at_sample={first} or more, the same on all ranks"
-            )
+        self.run.check_reweighted(changed, at_sample, ends)
 
     def reweight(self) -> None:
         """Takes up the weights of a mixture that were set."""
-        assert isinstance(self.unseeded, MixtureOrder)
         assert isinstance(self.dataset, Mixture)
-        batch = self.unseeded.shares.batch
-        shares = self.dataset.shares if batch is None else self.dataset.shares.in_batches(batch)
-        self.unseeded = self.unseeded.with_shares(shares)
+        self.run.reweight(self.dataset.shares)
         live = self._live()
         for iterator in self._iterators:
             if iterator.progress in live:
-                iterator.progress.follow(self.order, self.split(iterator.epoch.options, iterator.progress.place))
+                split = self.run.split(iterator.epoch.options, iterator.progress.place)
+                iterator.progress.follow(self.order, split)
         if self._progress in live and isinstance(self._read_ahead, ReadAhead):
             self._begin_read_ahead(self._progress)
 
@@ -239,14 +163,9 @@ class FastPath:
         found = [iterator.progress for iterator in self._iterators]
         return [each for each in found if each.split is not None and not each.exhausted]
 
-    @property
-    def skip(self) -> Skip | None:
-        """The samples and spans that epochs leave out from the next one on."""
-        return self.options.skip
-
-    @skip.setter
-    def skip(self, skip: Skip | None) -> None:
-        check_skip(skip, self.unseeded, self.dataset.reader, own_order=self.own_order)
+    def set_skip(self, skip: Skip | None) -> None:
+        """Has epochs leave out these samples and spans, from the next one on."""
+        check_skip(skip, self.run.unseeded, self.dataset.reader, own_order=self.own_order)
         self.options = dataclasses.replace(self.options, skip=skip)
 
     def _bar_substitutes(self, skip: Skip | None) -> None:
@@ -271,7 +190,7 @@ class FastPath:
         self._follow_dataset()
         self._bar_substitutes(options.skip)
         place, progress = self._next, self._progress
-        split = self.split(options, place) if self.own_order else None
+        split = self.run.split(options, place) if self.own_order else None
         if split is not None and not self._has_told:  # of a way to split it that the caller may not expect
             self._has_told = warn_of_split(self.order, split, is_meant=options.ranks is not None)
         self._left_after = progress.steps if progress is not None and progress.is_midway and progress.steps else None
@@ -337,50 +256,30 @@ class FastPath:
         if steps:
             self._agreement.check(steps)
             return
-        sources = _by_name(self.dataset).items()
+        sources = sources_of(self.dataset).items()
         recipes = {f"recipe of {name!r}" if name else "recipe": source.recipe for name, source in sources}
         values = epoch_values(self._identity(self.order), split, recipes, progress.place.epoch)
         if isinstance(split, BucketSplit):
             values["consumed_by_bucket"] = split.consumed_by_bucket(0)
         if skip := self.options.skip:
             values["skip"] = skip.summary()
-        values |= self._changes(self.order)
+        values |= weights_of(self.order)
         self._agreement.begin(split.rank, values, self._left_after)
 
     def _follow_dataset(self) -> None:
-        """Takes up a recipe that was changed since the loader was made.
-
-        Torch's loader would take new indices and datasets, too; here order and workers rest on the old ones.
+        """Takes up a recipe that was changed since the loader was made; an iterator that runs keeps the old one.
 
         Raises:
-            ArgumentError: if a Subset has other indices, or another dataset.
+            ArgumentError: if the loader's options do not go together with it, or more than the recipe was changed.
         """
-        here, kind = self.dataset, type(self._given_dataset).__name__
-        now = as_feeder(self._given_dataset, stored_order=goes_by_shard(self.unseeded.shuffle))
-        if now is here:
+        stored_order = goes_by_shard(self.run.unseeded.shuffle)
+        now = followed(self._given_dataset, self.dataset, stored_order=stored_order)
+        if now is self.dataset:
             return
-        changed = f"of the {kind} were changed after the loader was made; make another loader"
-        if now is None:
-            raise ArgumentError(f"the samples {changed}")
-        ids, before = _ids(now.reader), _ids(here.reader)
-        if ids is not before and (ids is None or before is None or not np.array_equal(ids, before)):
-            raise ArgumentError(f"the indices {changed}")
-        is_same = list(map(id, joined_in(now.reader))) == list(map(id, joined_in(here.reader)))
-        if not is_same:
-            raise ArgumentError(f"the datasets {changed}")
-        if now.recipe != here.recipe or now.extras != here.extras:
-            self._retake(now)
-
-    def _retake(self, source: FeederDataset) -> None:
-        """Takes up another recipe of the dataset; an iterator that runs keeps the old one.
-
-        Raises:
-            ArgumentError: if the loader's options do not go together with it.
-        """
         sizes = self.options.sizes is not None
-        if self.options.collate_fn is None and (reason := sizeless(source, sizes)) is not None:
+        if self.options.collate_fn is None and (reason := sizeless(now, sizes)) is not None:
             raise ArgumentError(f"the dataset's transform was changed, and {reason}; or make another loader")
-        self._take(source)
+        self._take(now)
         self.retire()
 
     def set_epoch(self, epoch: int) -> None:
@@ -413,7 +312,7 @@ class FastPath:
             self._set_epoch(epoch)
             place, self._next = self._next, Place(epoch + 1)
             iterator.end()
-            split = self.split(self.options, place)
+            split = self.run.split(self.options, place)
             iterator.begin(self._epoch(place, split))
             self._note(place, split)
 
@@ -425,15 +324,20 @@ class FastPath:
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
-        progress, place = self._progress, self.place()
-        goes_on = place is not self._next
-        state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order), **self._hub()}
-        if self.own_order:
-            if skip := self.options.skip:
-                state["skip"] = skip.state()
-            changes = self._changes(self.order)
-            return state | place.consumed(self.order) | changes | self._made_by() | {"spans": self.spans.state()}
-        replay = progress.replay if progress is not None else None
+        order, place = self.order, self.place()
+        state = {"version": STATE_VERSION, "epoch": place.epoch, **self._identity(order), **hub_sets(self.dataset)}
+        if not self.own_order:
+            return state | {"batches": place.start, "sampler": self._sampler_state(place)}
+
+        if skip := self.options.skip:
+            state["skip"] = skip.state()
+        decoded_on = "cpu" if self.decoder is None else self.decoder.device.type
+        made = made_by(self.dataset, self.options.mix, decoded_on)
+        return state | place.consumed(order) | weights_of(order) | made | {"spans": self.spans.state()}
+
+    def _sampler_state(self, place: Place) -> dict[str, Any]:
+        """Returns the state of the explicit sampler at the run's place."""
+        replay = None if self._progress is None else self._progress.replay
         if replay is not None and replay.drawn and not self._has_warned:
             self._has_warned = True
             warn(
@@ -441,10 +345,10 @@ class FastPath:
                 "which is not saved: a resumed run finishes the epoch as it would have been, but its next ones are in "
                 "another order. Give the sampler a generator: generator=torch.Generator().manual_seed(0)",
             )
-        if replay is None or not goes_on:
+        if replay is None or place is self._next:
             replay = self._replay(place)
         assert replay is not None
-        return state | {"batches": place.start, "sampler": replay.state()}
+        return replay.state()
 
     def place(self) -> Place:
         """Returns the place after the batches that were handed out; where no iterator goes on, the next one's."""
@@ -452,79 +356,21 @@ class FastPath:
         goes_on = progress is not None and (progress.is_midway if self._latest is None else not progress.exhausted)
         return progress.now() if progress is not None and goes_on else self._next
 
-    def _sources(self) -> dict[str, Any]:
-        """Returns what all ranks have had of each source of a mixture; empty for any other dataset."""
-        order = self.unseeded if self._seed.known is None else self.order  # which would wait for rank 0
-        if not isinstance(order, MixtureOrder):
-            return {}
-        place = self.place()
-        had = zip(order.shares.names, order.consumed(place.epoch, place.start), strict=True)
-        return {"sources": {name: {"samples": samples, "passes": passes} for name, (samples, passes) in had}}
-
-    @staticmethod
-    def _changes(order: Order) -> dict[str, Any]:
-        """Returns the weights that were set in a run of a mixture, for a state; empty without."""
-        changes = order.shares.state() if isinstance(order, MixtureOrder) else []
-        return {"weights": changes} if changes else {}
-
-    def _hub(self) -> dict[str, Any]:
-        """Returns the URLs of the sets on the Hub, at their commits, for a state, by source for a mixture."""
-        found = {name: remote_of(leaves(source.reader)) for name, source in _by_name(self.dataset).items()}
-        urls = {name: [each.hub for each in readers if each.hub] for name, readers in found.items()}
-        on_hub = {name: each for name, each in urls.items() if each}
-        return {"hub": on_hub.get("", on_hub)} if on_hub else {}
-
-    def _made_by(self) -> dict[str, Any]:
-        """Returns all that a batch's images were made by and that :meth:`_identity` does not have, for a state; None
-        for what JSON can't hold."""
-        recipes = {name: source.recipe for name, source in _by_name(self.dataset).items()}
-        if all(each == self.dataset.recipe for each in recipes.values()):
-            found: dict[str, Any] = {"recipe": _json_of(recipe_to_json, self.dataset.recipe)}
-        else:
-            found = {"recipes": {name: _json_of(recipe_to_json, each) for name, each in recipes.items()}}
-        if isinstance(self.dataset.reader, (FolderReader, ShardReader)):
-            found["exif_orientation"] = "apply" if self.dataset.reader.exif else "ignore"
-        targets = [extra.name for extra in targets_in(self.dataset.extras)]
-        if targets and isinstance(self.dataset.reader, FolderReader):  # whose files are no samples
-            found["targets"] = targets
-        if mix := check_mix(self.options.mix):
-            found["mix"] = _json_of(mix_to_json, mix)
-        if self.decoder is not None and self.decoder.device.type != "cpu":
-            found["decoded_on"] = self.decoder.device.type
-        return found
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`feeder.DataLoader.load_state_dict`."""
-        if not isinstance(state, Mapping):
-            raise ArgumentError(f"expected a state that state_dict() gave, a dict, got {state!r}")
-        version = state.get("version")
-        if "_iterator_finished" in state:
-            raise ArgumentError(
-                "this state is of torchdata's StatefulDataLoader, or of a loader on torch's path, and this one takes "
-                "the fast path: resume with the loader that saved it, or begin an epoch with loader.set_epoch(epoch)"
-            )
-        if version != _STATE_VERSION:
-            raise ArgumentError(
-                f"this state is of version {version!r}, and this feeder reads version {_STATE_VERSION}: resume with "
-                "the feeder that saved it, or begin an epoch with loader.set_epoch(epoch)"
-            )
-
-        self._follow_batch(self.options)
-        make = self._reordered if self.options.follows_state else None
-        seed = self._seed.of_state(state)
-        order = resumed_order(self.unseeded, self.options.shuffle, state, make).with_seed(seed)
-        identity = dict.fromkeys(SIZE_IDENTITY) | self._identity(order)
-        check_identity(state, identity | self._hub())
+        check_state(state)
+        order = self.run.of_state(state, self.options)
+        check_identity(state, dict.fromkeys(SIZE_IDENTITY) | self._identity(order) | hub_sets(self.dataset))
         if isinstance(order, MixtureOrder):
             order = order.with_shares(order.shares.of_state(state.get("weights")))
 
         place = Place.of_state(state, order, own_order=self.own_order)
         self.spans, skip = Spans.of_state(state), Skip.of_state(state.get("skip"))
-        if self.skip is None and skip is not None:
-            self.skip = skip
+        if self.options.skip is None and skip is not None:
+            self.set_skip(skip)
 
-        self._seed.known = seed
-        self.unseeded = order.with_seed(self.unseeded.seed)
+        self.run.unseeded = order
+        self._seed.known = order.seed
         self._next = place
         self._is_refused = False
         self._iterator = self._progress = None
@@ -536,7 +382,7 @@ class FastPath:
         if options.service is not None:  # which leaves "auto" only the backends of the CPU
             options = dataclasses.replace(options, service=None, backend=self.backend)
         path = FastPath(options, self.dataset, self._given_dataset, self._seed)
-        path.unseeded = self.unseeded.with_seed(path.unseeded.seed)
+        path.run.unseeded = self.run.unseeded
         path._next = place
         path._has_told = True
         return path
@@ -546,12 +392,21 @@ class FastPath:
         engine, iterator = self._engine, self._latest
         replaced = engine.replacements if engine is not None else []
         processes = self.options.num_workers + (self._service is not None)
-        ids = _ids(self.dataset.reader)
+        ids = given_ids(self.dataset.reader)
         workers = engine.stages() if engine is not None else ()
         words = np.stack([self._ledger.meter.words, self.work.meter.words, *workers])
         stats = self._ledger.stats(words, replaced, processes, ids, self.decoder)
         slots = dict(NO_SLOTS) if iterator is None else iterator.slots()
         return {**stats, "backend": self.backend, "slots": slots, **self._sources()}
+
+    def _sources(self) -> dict[str, Any]:
+        """Returns what all ranks have had of each source of a mixture; empty for any other dataset."""
+        order = self.run.unseeded if self._seed.known is None else self.order  # which would wait for rank 0
+        if not isinstance(order, MixtureOrder):
+            return {}
+        place = self.place()
+        had = zip(order.shares.names, order.consumed(place.epoch, place.start), strict=True)
+        return {"sources": {name: {"samples": samples, "passes": passes} for name, (samples, passes) in had}}
 
     @property
     def _latest(self) -> FastIterator | None:
@@ -596,9 +451,11 @@ class FastPath:
         if is_in_group(self.options.ranks):
             self._agreement.close()
 
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return self.dataset.reader.fingerprint()
+
     def _identity(self, order: Order) -> dict[str, Any]:
-        if self._fingerprint is None:
-            self._fingerprint = self.dataset.reader.fingerprint()
         identity = order_identity(order, self._fingerprint)
         return {**identity, "backend": self.backend, "fidelity": self.work.fidelity, **self._sizes.identity()}
 
@@ -606,21 +463,3 @@ class FastPath:
 def _sizes_of(sizes: BatchSizes, work: Work, epoch: int, split: Split | None, step: int, samples: Samples) -> Sizes:
     """Returns the sizes of a batch's images; see :meth:`BatchSizes.of`."""
     return work.image_sizes(epoch, sizes.of(epoch, split, step, samples))
-
-
-def _by_name(dataset: FeederDataset) -> dict[str, FeederDataset]:
-    """Returns the sources of a mixture by name; any other dataset by "", which no source has."""
-    return dict(zip(dataset.names, dataset.sources, strict=True)) if isinstance(dataset, Mixture) else {"": dataset}
-
-
-def _json_of(encode: Callable[[Any], Any], value: Any) -> Any:
-    """Returns a value as ``encode`` writes it; None if it refuses that."""
-    try:
-        return encode(value)
-    except ArgumentError:
-        return None
-
-
-def _ids(reader: Reader) -> Int64s | None:
-    """The samples' ids in the whole dataset; None if these are all."""
-    return reader.ids if isinstance(reader, SubsetReader) else None

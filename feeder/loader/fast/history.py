@@ -102,7 +102,7 @@ class History:
             raise ArgumentError(f"end_step must be more than first_step, got steps {first_step} to {end_step}")
         _, first = self._find(epoch, first_step, 0)
         options, last = self._find(epoch, end_step - 1, 0)
-        return epoch, first.start, path.split(options, last).consumed(1)
+        return epoch, first.start, path.run.split(options, last).consumed(1)
 
     def _find(self, epoch: int, step: int, rank: int | None) -> tuple[LoaderOptions, Place]:
         """Returns the options by which a rank made a batch of this run, and the place at which the batch begins."""
@@ -113,7 +113,7 @@ class History:
         return self._options_of(span, own), place
 
     def _split_of(self, span: Span, place: Place) -> Split:
-        return self._path.split(self._options_of(span, 0), place)
+        return self._path.run.split(self._options_of(span, 0), place)
 
     def _options_of(self, span: Span, rank: int) -> LoaderOptions:
         """Returns the options by which a rank made the batches of a span."""
@@ -129,7 +129,7 @@ class History:
 
 def _samples_at(path: FastPath, options: LoaderOptions, place: Place) -> BatchSamples:
     """Returns the samples of the batch that begins at a place."""
-    ids = path.order.ids(place.epoch, path.split(options, place).positions(0))
+    ids = path.order.ids(place.epoch, path.run.split(options, place).positions(0))
     reader = path.dataset.reader
     keys, paths = ([reader.field(i, name) for i in ids.tolist()] for name in ("key", "path"))
     whole, ids = (reader.whole, reader.ids[ids]) if isinstance(reader, SubsetReader) else (reader, ids)
