@@ -11,11 +11,13 @@ Note [Actors]
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -50,16 +52,15 @@ class Registry:
 
     Args:
         name: The service's name.
-        token: Its token.
-        options: Options of the servers: ``roots``, ``cores``, ``window_bytes``, ``job_cores``, ``cache_dir``, ``host``,
-            ``metrics_port``, ``modules``, ``tcp_only``; and of their places: ``nodes``, the largest number of nodes,
-            ``labels`` and ``resources``. ``orphan_s``: a server ends once its registry has been gone for so long.
+        options: Options of the servers.
+        places: ``nodes``, the largest number of nodes; ``labels`` and ``resources`` that they must have;
+            ``metrics_port``; ``orphan_s``: a server ends once its registry has been gone for so long.
     """
 
-    def __init__(self, name: str, token: str, options: dict[str, Any]) -> None:
+    def __init__(self, name: str, options: ServerOptions, places: Mapping[str, Any]) -> None:
         self._name = name
-        self._token = token
         self._options = options
+        self._places = places
         self._heard: dict[str, tuple[str, int, float]] = {}
         self._actors: dict[str, tuple[Any, Any, float]] = {}  # with the answer that tells of its start, and since when
         self._problems: dict[str, tuple[str, str, float]] = {}  # address, reason, time
@@ -84,7 +85,7 @@ class Registry:
         ]
         problems += [{"address": address, "problem": reason} for address, reason, _ in failed.values()]
         starting = len(set(self._actors) - set(heard) - set(failed))
-        return {"token": self._token, "servers": sorted(servers), "problems": problems, "starting": starting}
+        return {"token": self._options.token, "servers": sorted(servers), "problems": problems, "starting": starting}
 
     def announce(
         self, node: str, host: str, port: int, known: dict[str, tuple[str, int]]
@@ -150,7 +151,7 @@ class Registry:
                 del self._actors[node]
                 ray.kill(actor)
 
-        most = self._options["nodes"]
+        most = self._places["nodes"]
         for node in sorted(set(suitable) - set(self._actors)):
             if self._is_stopped.is_set() or (most is not None and len(self._actors) >= most):
                 return
@@ -158,12 +159,12 @@ class Registry:
                 self._start(node)
 
     def _suits(self, node: dict[str, Any]) -> bool:
-        needed = {"CPU": self._options["cores"], **self._options["resources"]}
+        needed = {"CPU": self._options.cores, **self._places["resources"]}
         labels = node.get("Labels", {})
         return (
             node["Alive"]
             and all(node["Resources"].get(name, 0.0) >= value for name, value in needed.items())
-            and all(labels.get(name) == value for name, value in self._options["labels"].items())
+            and all(labels.get(name) == value for name, value in self._places["labels"].items())
         )
 
     def _failure(self, started: Any, waited_s: float) -> str | None:
@@ -176,9 +177,9 @@ class Registry:
         return f"its cores or resources are in use for {_START_S:g} s" if waited_s > _START_S else None
 
     def _start(self, node: str) -> None:
-        resources = dict(self._options["resources"])
+        resources = dict(self._places["resources"])
         options = {
-            "num_cpus": self._options["cores"],
+            "num_cpus": self._options.cores,
             "memory": resources.pop("memory", None),
             "resources": resources,
             "name": server_name(self._name, node),
@@ -190,7 +191,7 @@ class Registry:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         made: Any = ray.remote(NodeServer)
-        actor = made.options(**options).remote(self._name, self._token, self._options)
+        actor = made.options(**options).remote(self._name, self._options, self._places)
         self._actors[node] = actor, actor.status.remote(), time.monotonic()
 
 
@@ -198,24 +199,19 @@ class NodeServer:
     """The server of one node.
 
     Args:
-        name, token, options: See :class:`Registry`.
+        name, options, places: See :class:`Registry`; without a host the server listens on the node's own address.
     """
 
-    def __init__(self, name: str, token: str, options: dict[str, Any]) -> None:
+    def __init__(self, name: str, options: ServerOptions, places: Mapping[str, Any]) -> None:
         node_host = ray.util.get_node_ip_address()
-        host = options["host"] or node_address(node_host)
-        fixed = {key: options[key] for key in ("cores", "window_bytes", "job_cores", "cache_dir", "tcp_only")}
-        self._server = Server(
-            ServerOptions(
-                roots=tuple(options["roots"]), token=token, host=host, modules=tuple(options["modules"]), **fixed
-            )
-        )
+        options = dataclasses.replace(options, host=options.host or node_address(node_host))
+        self._server = Server(options)
         bound, port = self._server.address
         self._place = node_host if is_any_address(bound) else bound, port
-        if options["metrics_port"] is not None:
-            serve_metrics(self._server.status, host, options["metrics_port"])
+        if places["metrics_port"] is not None:
+            serve_metrics(self._server.status, options.host, places["metrics_port"])
         self._name = name
-        self._orphan_s = options["orphan_s"]
+        self._orphan_s = places["orphan_s"]
         for target in (self._run, self._announce):
             threading.Thread(target=target, daemon=True).start()
 

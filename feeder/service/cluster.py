@@ -11,6 +11,7 @@ from typing import Any
 
 from feeder.errors import ArgumentError, ServiceError
 from feeder.service.roots import Roots
+from feeder.service.server_options import ServerOptions
 from feeder.service.server_status import service_status
 from feeder.system.checks import check_int
 from feeder.system.ray_cluster import joined_cluster, quiet_ray
@@ -86,20 +87,24 @@ def start(
         ArgumentError: for a bad argument, or without Ray.
         ServiceError: if the cluster can't be joined, there is such a service, or none of its nodes can start a server.
     """
-    options: dict[str, Any] = {"cores": cpus, "host": host, "window_bytes": window_bytes, "job_cores": job_cores}
-    options |= {"nodes": nodes, "labels": dict(labels or {}), "resources": dict(resources or {})}
-    options |= {"cache_dir": cache_dir, "metrics_port": metrics_port, "tcp_only": tcp_only, "orphan_s": _ORPHAN_S}
-    options = _checked(name, roots, allow_modules, options)
+    folders = _checked_roots(name, roots, allow_modules, resources or {})
+    for what, value in (("cpus", cpus), ("nodes", nodes), ("job_cores", job_cores)):
+        check_int(what, value, 1, or_none=what != "cpus")
+    how: dict[str, Any] = {"window_bytes": window_bytes, "job_cores": job_cores, "cache_dir": cache_dir}
+    how |= {"modules": tuple(allow_modules), "tcp_only": tcp_only}
+    options = ServerOptions(folders, cpus, secrets.token_hex(32), host or "", **how)
+    places: dict[str, Any] = {"nodes": nodes, "labels": dict(labels or {}), "resources": dict(resources or {})}
+    places |= {"metrics_port": metrics_port, "orphan_s": _ORPHAN_S}
 
     with joined(address) as ray:
-        return {"servers": _begin(ray, name, options)}
+        return {"servers": _begin(ray, name, options, places)}
 
 
-def _checked(name: str, roots: Any, modules: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of a :class:`feeder.service.actors.Registry`, once all arguments of :func:`start` are right.
+def _checked_roots(name: str, roots: Any, modules: Any, resources: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns the roots of a service, folders by their whole paths.
 
     Raises:
-        ArgumentError: for one that is not.
+        ArgumentError: if there are none, for a bad name of the service, and for modules or resources that can't be.
     """
     if not name or "@" in name or name.startswith("file:"):
         raise ArgumentError(f"expected a name without '@' that does not begin with 'file:', got {name!r}")
@@ -107,32 +112,29 @@ def _checked(name: str, roots: Any, modules: Any, options: dict[str, Any]) -> di
         raise ArgumentError(f"roots must be a list of folders and URLs, got {roots!r}")
     if isinstance(modules, str):
         raise ArgumentError(f"allow_modules must be a list of modules' names, got {modules!r}")
-    for what, key in (("cpus", "cores"), ("nodes", "nodes"), ("job_cores", "job_cores")):
-        check_int(what, options[key], 1, or_none=True)
-    for each in options["resources"].keys() & _OTHERWISE_SET.keys():
+    for each in resources.keys() & _OTHERWISE_SET.keys():
         raise ArgumentError(f"resources can't have {each}: give {_OTHERWISE_SET[each]}")
 
     places = [os.fspath(each) for each in roots]
     Roots([each for each in places if "://" in each] or ["/"])  # folders may be those of the nodes alone
-    whole = [each if "://" in each else os.path.abspath(each) for each in places]
-    return options | {"roots": whole, "modules": list(modules)}
+    return tuple(each if "://" in each else os.path.abspath(each) for each in places)
 
 
-def _begin(ray: Any, name: str, options: dict[str, Any]) -> list[Any]:
+def _begin(ray: Any, name: str, options: ServerOptions, places: Mapping[str, Any]) -> list[Any]:
     """Starts the registry of a service; returns the servers that it has started first, one at least."""
     from feeder.service.actors import NAMESPACE, Registry, registry_name
 
     settings = {"name": registry_name(name), "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
     made = ray.remote(Registry).options(**settings, max_restarts=-1, max_concurrency=16)
     try:
-        registry = made.remote(name, secrets.token_hex(32), options)
+        registry = made.remote(name, options, places)
     except ValueError:  # the name is taken
         raise ServiceError(
             f"service {name!r} runs already; end it with `feeder serve --stop`, or take another name"
         ) from None
 
     try:
-        return _await_servers(ray, name, registry, options["cores"])
+        return _await_servers(ray, name, registry, options.cores)
     except BaseException:
         _end(ray, name)
         raise

@@ -1,7 +1,7 @@
 """The helper process of the relays on a host: asks a Ray cluster for a service's servers, and tells them.
 
-Relays connect to an abstract Unix socket, and get a JSON object a line, one whenever something has changed; see Note
-[Ray stays outside]. The process ends at once if the socket is that of another one, and once all relays are gone.
+Relays connect to an abstract Unix socket, and get a JSON object whenever something has changed; see Note [Ray stays
+outside]. The process ends at once if the socket is that of another one, and once all relays are gone.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Relays:
     """
 
     def __init__(self, name: str) -> None:
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{name}")
         self._listener.listen(256)
         self._listener.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._listener, select.POLLIN)
         self._connections: dict[int, socket.socket] = {}
-        self._line = b""
+        self._found = b""
         self._alone_since_s = time.monotonic()
 
     def tell(self, found: object) -> None:
         """Tells all of something that they do not know yet, also those that come later."""
-        line = json.dumps(found).encode() + b"\n"
-        if line != self._line:
-            self._line = line
+        message = json.dumps(found).encode()
+        if message != self._found:
+            self._found = message
             for descriptor in list(self._connections):
                 self._send(descriptor)
 
@@ -76,17 +76,17 @@ class Relays:
                 connection.close()
                 return
             connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # for thousands of servers
             self._connections[connection.fileno()] = connection
             self._poll.register(connection, select.POLLIN)
-            if self._line:
+            if self._found:
                 self._send(connection.fileno())
 
     def _send(self, descriptor: int) -> None:
-        sent = 0
-        with contextlib.suppress(OSError):
-            sent = self._connections[descriptor].send(self._line, socket.MSG_NOSIGNAL)
-        if sent < len(self._line):
-            self._drop(descriptor)  # it connects again, and gets the whole line
+        try:
+            self._connections[descriptor].send(self._found, socket.MSG_NOSIGNAL)
+        except OSError:
+            self._drop(descriptor)  # it connects again
 
     def _drop(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)
@@ -114,11 +114,12 @@ def find(name: str, address: str, relays: Relays) -> None:
         relays.tell({"problem": missing if isinstance(error, ModuleNotFoundError) else cant_join(address, error)})
         relays.wait(ALONE_S)
         return
-    known: Any = {}
+    known: dict[str, Any] = {}
     while relays.wait(_LOOK_S):
         try:
             registry = ray.get_actor(registry_name(name), NAMESPACE)
-            known = ray.get(registry.directory.remote(), timeout=_ANSWER_S)
+            found = ray.get(registry.directory.remote(), timeout=_ANSWER_S)
+            known = {key: found[key] for key in ("token", "servers")}
             relays.tell(known)
         except ValueError:
             relays.tell({"problem": f"there is no service {name!r} in the Ray cluster {address!r}"})

@@ -17,12 +17,13 @@ Note [Sharing]
 from __future__ import annotations
 
 import fcntl
+import itertools
 import mmap
 import os
 import time
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from feeder.errors import ArgumentError
@@ -106,10 +107,10 @@ class PartMemory:
         """
         unit = max(_UNIT, 1 << max(0, size_bytes.bit_length() - 1 - _CLASS_BITS))
         size_bytes = aligned(size_bytes, unit)
-        piece = self._reused(size_bytes) or self._split(size_bytes)
+        piece = self._taken(size_bytes)
         if piece is None:
             self._join()
-            piece = self._split(size_bytes)
+            piece = self._taken(size_bytes)
         if piece is None:
             return None
         try:
@@ -139,23 +140,18 @@ class PartMemory:
         self.region.close()
         os.close(self.for_reading)
 
-    def _reused(self, size_bytes: int) -> MemoryPiece | None:
-        for k in range(len(self._free) - 1, -1, -1):
-            if self._free[k].size_bytes == size_bytes:
-                return self._free.pop(k)
-        return None
-
-    def _split(self, size_bytes: int) -> MemoryPiece | None:
-        """Takes a piece off one that is larger."""
-        for k, piece in enumerate(self._free):
-            if piece.size_bytes >= size_bytes:
-                del self._free[k]
-                if piece.size_bytes > size_bytes:
-                    rest_bytes = piece.size_bytes - size_bytes
-                    rest = MemoryPiece(piece.offset + size_bytes, rest_bytes, piece.is_allocated, 0, piece.freed_s)
-                    self._free.insert(0, rest)
-                return MemoryPiece(piece.offset, size_bytes, piece.is_allocated)
-        return None
+    def _taken(self, size_bytes: int) -> MemoryPiece | None:
+        """Takes a free piece of that size, or the start of a larger one; None if there is none."""
+        same = (each for each in reversed(self._free) if each.size_bytes == size_bytes)
+        larger = (each for each in self._free if each.size_bytes > size_bytes)
+        piece = next(itertools.chain(same, larger), None)
+        if piece is not None:
+            self._free.remove(piece)
+            if piece.size_bytes > size_bytes:
+                rest_bytes = piece.size_bytes - size_bytes
+                self._free.insert(0, replace(piece, offset=piece.offset + size_bytes, size_bytes=rest_bytes))
+                piece.size_bytes = size_bytes
+        return piece
 
     def _join(self) -> None:
         """Joins free pieces that lie side by side."""

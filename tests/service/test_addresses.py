@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from feeder.errors import ArgumentError
-from feeder.service.server_options import node_address
+from feeder.service.server_options import ServerOptions, node_address
 from tests.support.gil import need
 from tests.support.service import ServiceServer
 
@@ -41,6 +40,6 @@ def test_a_node_with_a_public_address_has_no_server(root: Path, monkeypatch: pyt
     from feeder.service.actors import NodeServer
 
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "8.8.8.8")
-    options: dict[str, Any] = {"host": None, "roots": [str(root)]}
+    options = ServerOptions((str(root),), 1, "token", host="")
     with pytest.raises(ArgumentError, match=r"8\.8\.8\.8, is public"):
-        NodeServer("feeder", "token", options)
+        NodeServer("feeder", options, {})

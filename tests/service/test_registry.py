@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from feeder.service.server_options import ServerOptions
 from tests.support.clock import Clock
 from tests.support.gil import need
 from tests.support.processes import wait_until
 
 NODE_ID = "ab" * 28
 NODE = {"NodeID": NODE_ID, "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": {"CPU": 1.0}}
-OPTIONS: dict[str, Any] = {"cores": 1, "nodes": None, "labels": {}, "resources": {}}
+OPTIONS = ServerOptions(("/data",), 1, "token")
+PLACES: dict[str, Any] = {"nodes": None, "labels": {}, "resources": {}}
 Addresses = dict[str, tuple[str, int]]
 
 
@@ -50,7 +53,7 @@ def test_a_server_that_has_ended_for_good_is_started_again_and_again_with_its_re
     """Also by a registry that has moved, and knows of the server by what another one tells."""
     from feeder.service.actors import Registry
 
-    registry = Registry("name", "token", OPTIONS)
+    registry = Registry("name", OPTIONS, PLACES)
     registry.announce("other", "10.0.0.2", 1, {NODE_ID: ("10.0.0.1", 7)})
     wait_until(lambda: len(started) > 3)
     wait_until(lambda: registry.directory()["problems"])
@@ -72,7 +75,7 @@ def test_a_node_whose_server_has_failed_is_not_waited_for_while_it_is_tried_agai
 
     monkeypatch.setattr("feeder.service.actors.ray.wait", wait)
     monkeypatch.setattr("feeder.service.actors.time", clock)
-    registry = Registry("name", "token", OPTIONS)
+    registry = Registry("name", OPTIONS, PLACES)
     wait_until(lambda: registry.directory()["problems"])
     clock.now += 0.03  # until it is tried again
     wait_until(lambda: looks[-1] == 2)
@@ -108,8 +111,8 @@ def test_servers_go_to_nodes_with_the_cores_the_labels_and_the_resources_and_to_
     monkeypatch.setattr("feeder.service.actors.ray.nodes", nodes)
     monkeypatch.setattr("feeder.service.actors.ray.wait", lambda answers, timeout: ([], answers))  # they start still
     monkeypatch.setattr("feeder.service.actors.time", Clock())
-    wanted = {"cores": 2, "nodes": most, "labels": {"pool": "cpu"}, "resources": {"memory": 50.0}}
-    registry = Registry("name", "token", OPTIONS | wanted)
+    wanted = {"nodes": most, "labels": {"pool": "cpu"}, "resources": {"memory": 50.0}}
+    registry = Registry("name", dataclasses.replace(OPTIONS, cores=2), PLACES | wanted)
     wait_until(lambda: len(looks) > 5)
     cluster.append(good | {"NodeID": ids[3]})  # which joins
     ends = len(looks) + 5
@@ -123,7 +126,7 @@ def test_what_servers_and_the_registry_tell_each_other_grows_as_the_number_of_no
 
     addresses = []
     for count in (200, 400):
-        registry = Registry("name", "token", OPTIONS)
+        registry = Registry("name", OPTIONS, PLACES)
         known: dict[str, Addresses] = {}
         for _ in range(2):
             for node in range(count):
@@ -141,7 +144,7 @@ def test_a_registry_that_has_moved_learns_of_lost_servers_although_few_know_them
 
     clock = Clock()
     monkeypatch.setattr("feeder.service.actors.time", clock)
-    before = Registry("name", "token", OPTIONS)
+    before = Registry("name", OPTIONS, PLACES)
     nodes = [str(node) for node in range(40)]
     known: dict[str, Addresses] = {}
 
@@ -161,7 +164,7 @@ def test_a_registry_that_has_moved_learns_of_lost_servers_although_few_know_them
 
     wait_until(is_known_again)
     before.stop()
-    after = Registry("name", "token", OPTIONS)
+    after = Registry("name", OPTIONS, PLACES)
     announce(after, others)
     clock.now += 10
     lost = {f"10.0.0.2:{node}" for node in keepers}

@@ -4,7 +4,7 @@ Note [Ray stays outside]
     Neither the trainer nor a relay talks to Ray, which would fill them with threads, and end with its head. A helper
     process does, one for all relays of a user on a host: 80 MB and 27 threads. Relays connect to its abstract Unix
     socket, whose name says which service it is for, and start one where there is none; if several do, the first one
-    has the name, and the others end. It sends what it finds, one JSON object a line. When it dies, or the registry
+    has the name, and the others end. It sends what it finds, one JSON object a message. When it dies, or the registry
     does not answer it, the servers that are known stay in use. Both sides look whose the other one is, as anybody may
     take the name.
 """
@@ -23,9 +23,10 @@ from typing import Any
 
 from feeder.loader.service_options import Service
 from feeder.system.child_python import child_python
+from feeder.system.pauses import pauses
 
 _HELPER = "from feeder.service.finder import main\nsys.path[:] = path\nmain(*sys.argv[1:])"
-_RESTART_S, _MOST_RESTART_S = 2.0, 30.0  # the pause doubles while helpers find nothing
+_RESTART_S = 2.0, 30.0  # the pause grows while helpers find nothing
 _MOST_BYTES, _MOST_SERVERS = 1 << 20, 4096
 
 
@@ -49,9 +50,8 @@ class Directory:
         self._helpers: list[subprocess.Popen[bytes]] = []  # that were started here, and have not ended
         self._connection: socket.socket | None = None
         self._name = socket_name(service)
-        self._received = b""
         self._start_s = 0.0
-        self._pause_s = _RESTART_S
+        self._pauses = pauses(*_RESTART_S)
 
     @property
     def descriptor(self) -> int | None:
@@ -70,13 +70,13 @@ class Directory:
 
     def close(self) -> None:
         """Lets go of the helper process, if there is one."""
-        connection, self._connection, self._received = self._connection, None, b""
-        if connection is not None:
-            connection.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _connect(self) -> bool:
         """Connects to the helper; returns False if there is none."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setblocking(False)
         try:
             connection.connect(f"\0{self._name}")
@@ -100,8 +100,7 @@ class Directory:
         now = time.monotonic()
         if now < self._start_s:
             return
-        self._start_s = now + self._pause_s
-        self._pause_s = min(_MOST_RESTART_S, 2 * self._pause_s)
+        self._start_s = now + next(self._pauses)
         name, address = self._service.name_and_address
         helper = subprocess.Popen(
             child_python(_HELPER, name, address, self._name),
@@ -114,19 +113,15 @@ class Directory:
     def _read_helper(self) -> None:
         assert self._connection is not None
         try:
-            data = self._connection.recv(1 << 16)
+            data = self._connection.recv(_MOST_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if not data:
+        if data:
+            self._take(data)
+        else:
             self.close()
-            return
-        *lines, self._received = (self._received + data).split(b"\n")
-        if len(self._received) > _MOST_BYTES:
-            self._received = b""
-        for line in lines:
-            self._take(line)
 
     def _take(self, data: bytes) -> None:
         """Takes in an object ``{"token": ..., "servers": [[host, port], ...]}``, ``{"problem": ...}`` or both."""
@@ -136,7 +131,7 @@ class Directory:
                 self.problem = str(found["problem"])
                 return
             servers = [(str(host), int(port)) for host, port in found["servers"][:_MOST_SERVERS]]
-            self._pause_s = _RESTART_S
+            self._pauses = pauses(*_RESTART_S)
             self.token = str(found["token"])
             self.servers = servers
             self.problem = str(found.get("problem", "" if servers else "it has no server now"))

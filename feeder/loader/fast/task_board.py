@@ -29,6 +29,7 @@ import numpy as np
 
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.slots.region import Region
+from feeder.system.pauses import pauses
 
 _NONE = -1
 _FLOCK = struct.Struct("@hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, length, pid
@@ -261,8 +262,8 @@ class Board:
             fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
     def _lock_patiently(self, descriptor: int, patience_s: float) -> None:
-        pause_s, since = _SHORTEST_PAUSE_S, time.monotonic()
-        while True:
+        since = time.monotonic()
+        for pause_s in pauses(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S):
             # The kernel may give either error for a lock that is held.
             with contextlib.suppress(BlockingIOError, PermissionError):
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,7 +272,6 @@ class Board:
                 self._evict(descriptor)
                 since = time.monotonic()
             time.sleep(pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
     def _evict(self, descriptor: int) -> None:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from feeder.errors import ArgumentError, WorkerError
 from feeder.system.child_python import child_python
 from feeder.system.limit_errors import limit_reached
+from feeder.system.pauses import pauses
 
 _SERVER_GONE = 255  # multiprocessing's code for a process whose fork server has ended
 _LONGEST_FOLDER = 60  # bytes of its path: that of a socket in a folder there has at most 107
@@ -148,8 +149,7 @@ class InContext:
 
 def wait_for(processes: Iterable[Process], timeout_s: float) -> list[Process]:
     """Waits until processes have ended, at most that long; returns those that still run."""
-    ends, pause_s = time.monotonic() + timeout_s, _SHORTEST_PAUSE_S
+    ends, waits = time.monotonic() + timeout_s, pauses(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
     while (running := [p for p in processes if p.ended() is None]) and time.monotonic() < ends:
-        time.sleep(pause_s)
-        pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+        time.sleep(next(waits))
     return running

@@ -141,7 +141,7 @@ def test_helpers_that_were_slower_than_another_one_leave_no_zombies(monkeypatch:
 def test_a_helper_tells_nothing_to_another_user(relays: Relays, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finder, "peer_uid", lambda connection: os.getuid() + 1)
     relays.tell({"token": "secret", "servers": [["10.0.0.1", 1]]})
-    with socket.socket(socket.AF_UNIX) as connection:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(f"\0{socket_name(OPTIONS)}")
         relays.wait(0)
         assert connection.recv(1) == b""
@@ -151,7 +151,7 @@ def test_a_relay_takes_nothing_from_another_user(monkeypatch: pytest.MonkeyPatch
     started: list[list[str]] = []
     monkeypatch.setattr(service_directory, "peer_uid", lambda connection: os.getuid() + 1)
     monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0{socket_name(OPTIONS)}")
         listener.listen()
         directory = Directory(OPTIONS)
