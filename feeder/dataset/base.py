@@ -25,10 +25,7 @@ from feeder.system.arrays import AnyArray, Int64s
 from feeder.system.checks import check_one_of, sample_numbers
 from feeder.system.text import count
 from feeder.system.warning import warn
-from feeder.transforms import Resize, Views
-
-if TYPE_CHECKING:
-    from feeder.transforms import Recipe, Views
+from feeder.transforms import Recipe, Resize, Views
 
 
 class FeederDataset(Dataset[tuple[Any, ...]]):

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,17 +14,13 @@ from feeder.dataset.extras import Extra
 from feeder.dataset.further_images import FurtherImage, by_image, further_recipes, images_in
 from feeder.dataset.reader import Reader
 from feeder.dataset.target_values import boxes_of
-from feeder.decoders.decoder import View
+from feeder.decoders.decoder import Buffer, View
 from feeder.decoders.image_header import clipped_warning
 from feeder.decoders.registry import get_decoder
 from feeder.errors import DecodeError
 from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.warning import warn
-from feeder.transforms import Views
-
-if TYPE_CHECKING:
-    from feeder.decoders.decoder import Buffer
-    from feeder.transforms import Draws, Recipe
+from feeder.transforms import Draws, Recipe, Views
 
 _counting = threading.local()
 

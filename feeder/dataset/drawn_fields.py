@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from feeder.dataset.extras import Column, Extra
+from feeder.dataset.reader import Reader
 from feeder.errors import ArgumentError
+from feeder.transforms import Draws, Recipe, Views
 from feeder.transforms.augment import RandAugment, TimmRandAugment, TrivialAugmentWide
 from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment
 from feeder.transforms.choice import Branches
 from feeder.transforms.distort import RandomAffine, RandomPerspective, RandomRotation
 from feeder.transforms.geometry import RandomHorizontalFlip, RandomVerticalFlip
-
-if TYPE_CHECKING:
-    from feeder.dataset.reader import Reader
-    from feeder.transforms import Draws, Recipe, Views
 
 _FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)  # which have probabilities of their own
 _AUTOMATIC = AugMix, AutoAugment, RandAugment, TimmRandAugment, TrivialAugmentWide

@@ -21,12 +21,9 @@ from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.source.image_file import read_image
 from feeder.system.warning import warn
-from feeder.transforms import BoundingBoxes, KeyPoints, Mask, Recipe
+from feeder.transforms import BoundingBoxes, Draws, KeyPoints, Mask, Recipe
 from feeder.transforms.targets import Target
 from feeder.transforms.torchvision_recipes import are_same, objects_in, recipe_of
-
-if TYPE_CHECKING:
-    from feeder.transforms import Draws
 
 _KNOWN_RECIPES = 256
 # By the id of the transform, which the objects keep alive, and the kinds of its targets.

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from feeder.dataset.reader import Reader
 from feeder.errors import ArgumentError, DecodeError
 from feeder.fields.field import Field, MissingValueError
 from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.system.arrays import AnyArray
-
-if TYPE_CHECKING:
-    from feeder.dataset.reader import Reader
-    from feeder.transforms import Draws
+from feeder.transforms import Draws
 
 # The ``fields`` of a dataset: names, or the kind of each; None for the value that the name alone gives.
 Fields = Sequence[str] | Mapping[str, Field | Callable[[bytes], Any] | None]

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from feeder.dataset.extras import Extra
 from feeder.dataset.foreign import pillow_image
+from feeder.dataset.reader import Reader
 from feeder.errors import ArgumentError
 from feeder.order.random import Stream
+from feeder.transforms import Draws
 from feeder.transforms.function import keyed_generators
 from feeder.transforms.op import Uniforms
 
 if TYPE_CHECKING:
     import torch
-
-    from feeder.dataset.reader import Reader
-    from feeder.transforms import Draws
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,19 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from feeder.dataset.extras import Extra
-from feeder.dataset.reader import ReadSamples
+from feeder.dataset.reader import Reader, ReadSamples
 from feeder.decoders.image_header import image_info
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.arrays import Int32s, Int64s
+from feeder.transforms import Draws
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.targets import Image, check_targets
 from feeder.transforms.views import Views
-
-if TYPE_CHECKING:
-    from feeder.dataset.reader import Reader
-    from feeder.transforms import Draws
 
 _T = TypeVar("_T")
 

@@ -6,28 +6,25 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from feeder.dataset.drawn_fields import ImageSizes
 from feeder.dataset.extras import Column, Extra
 from feeder.dataset.further_images import FurtherImage, further_image
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS, check_fields
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Reader, check_fields
 from feeder.decoders.targets.annotations import Annotations, decode_boxes, decode_points
 from feeder.decoders.targets.mask import MaskArray, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.system.arrays import Float32s, Int32s, Int64s
+from feeder.transforms import Draws
 from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes, move_points
 from feeder.transforms.moves import Moves, drawn_moves, upright
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask, Target, check_targets
 from feeder.transforms.views import Views
-
-if TYPE_CHECKING:
-    from feeder.dataset.reader import Reader
-    from feeder.transforms import Draws
 
 
 class _Given(NamedTuple):

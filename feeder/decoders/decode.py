@@ -17,14 +17,12 @@ from feeder.decoders.registry import Dali, get_decoder
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
 from feeder.system.warning import warn
-from feeder.transforms import Recipe
+from feeder.transforms import Draws, Recipe
 from feeder.transforms.targets import check_targets
 from feeder.transforms.torchvision_recipes import recipe_of
 
 if TYPE_CHECKING:
     import torch
-
-    from feeder.transforms import Draws
 
 _local = threading.local()  # a decoder is for one thread at a time
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,7 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.arrays import Int32s, Int64s, Uint8s
 from feeder.system.checks import check_int, check_one_of
-
-if TYPE_CHECKING:
-    from feeder.transforms import Draws, Recipe
+from feeder.transforms import Draws, Recipe
 
 Buffer = bytes | bytearray | memoryview
 

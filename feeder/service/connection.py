@@ -6,13 +6,11 @@ import contextlib
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from feeder.service.frames import UNAUTHENTICATED_LIMITS, Kind, Receiver, Sender
-
-if TYPE_CHECKING:
-    from feeder.service.part_memory import MemoryPiece, PartMemory, Result
-    from feeder.service.part_queue import Task
+from feeder.service.part_memory import MemoryPiece, PartMemory, Result
+from feeder.service.part_queue import Task
 
 _HELLO_S = 5.0  # for the token
 _FRAME_S = 30.0  # for a frame that has begun

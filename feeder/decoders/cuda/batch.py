@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from feeder.decoders.cuda.driver import Kernels
 from feeder.decoders.decoder import Buffer
 from feeder.decoders.staged.staged import Staged, by_size
 from feeder.system.arrays import Int64s, Uint32s
-
-if TYPE_CHECKING:
-    from feeder.decoders.cuda.driver import Kernels
-    from feeder.transforms.values import Affine
+from feeder.transforms.values import Affine
 
 
 class Uploaded(NamedTuple):

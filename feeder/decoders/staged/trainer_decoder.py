@@ -13,12 +13,11 @@ from feeder.decoders.staged.staged import Staged
 from feeder.decoders.staged.stager import Stager
 from feeder.errors import DecodeError
 from feeder.system.arrays import Int32s, Uint8s
+from feeder.transforms import Recipe
+from feeder.transforms.op import Params
 
 if TYPE_CHECKING:
     import torch
-
-    from feeder.transforms import Recipe
-    from feeder.transforms.op import Params
 
 
 class LeftToCpu(DecodeError):

@@ -7,22 +7,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import HELD_BATCHES, Samples, Sizes, SlotView
+from feeder.loader.workers.iterator_lock import IteratorLock
 from feeder.order.split import Split, ordered_batches
 from feeder.system.arrays import AnyArray
 from feeder.system.warning import warn
-
-if TYPE_CHECKING:
-    from feeder.loader.fast.engine import Engine
-    from feeder.loader.workers.iterator_lock import IteratorLock
 
 _LINE_BYTES = 64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,14 +21,12 @@ from feeder.loader.fast.part_sizes import (
     sent_part_rows,
 )
 from feeder.loader.fast.pool import Pool, PoolOptions
+from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import METER_WORDS, part_sums
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout, Ring, plan_slots
 from feeder.loader.workers.supervisor import check_owner
 from feeder.system.arrays import Int64s
 from feeder.system.numa import running_on
-
-if TYPE_CHECKING:
-    from feeder.loader.fast.sample_maker import Work
 
 _ALIGN = 64
 _MOST_SENT_AHEAD = 256

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -13,16 +14,10 @@ from feeder.decoders.device.finisher import Finisher
 from feeder.decoders.device.fused import DividedRecipe
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batch_queue import BatchRecord
-from feeder.transforms import Views
-from feeder.transforms.mixing import pick
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from feeder.loader.fast.sample_maker import Work
-    from feeder.transforms import BatchOp, Recipe
-    from feeder.transforms.mixing import Mixing
-    from feeder.transforms.op import Params
+from feeder.loader.fast.sample_maker import Work
+from feeder.transforms import BatchOp, Recipe, Views
+from feeder.transforms.mixing import Mixing, pick
+from feeder.transforms.op import Params
 
 
 class Finishing:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +14,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.order.mixture_shares import source_seed
 from feeder.system.arrays import AnyArray, Int64s
-
-if TYPE_CHECKING:
-    from feeder.transforms.op import Params
+from feeder.transforms.op import Params
 
 
 @dataclass(eq=False, repr=False)

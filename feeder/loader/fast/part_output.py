@@ -9,26 +9,23 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from feeder.decoders.decoder import DecodeResult, View
+from feeder.dataset.extras import Extra
+from feeder.dataset.reader import Reader, ReadSamples
+from feeder.decoders.decoder import Buffer, Decoder, DecodeResult, View
+from feeder.decoders.device.fused import DividedRecipe
 from feeder.decoders.op_math import bfloat16_bits
 from feeder.decoders.staged.staged import ROW, RowKind, Staged
+from feeder.decoders.staged.stager import Stager
 from feeder.errors import DecodeError
+from feeder.loader.fast.part_report import PartReport
 from feeder.loader.observe.meter import Meter
+from feeder.loader.slots.image_slots import SlotView
 from feeder.system.arrays import AnyArray, Int64s, Uint8s
-
-if TYPE_CHECKING:
-    from feeder.dataset.extras import Extra
-    from feeder.dataset.reader import Reader, ReadSamples
-    from feeder.decoders.decoder import Buffer, Decoder
-    from feeder.decoders.device.fused import DividedRecipe
-    from feeder.decoders.staged.stager import Stager
-    from feeder.loader.fast.part_report import PartReport
-    from feeder.loader.slots.image_slots import SlotView
-    from feeder.transforms import Draws, Recipe
+from feeder.transforms import Draws, Recipe
 
 
 class Sink:

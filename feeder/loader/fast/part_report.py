@@ -6,10 +6,10 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from feeder.decoders.decoder import Buffer
 from feeder.errors import DecodeError
 
 if TYPE_CHECKING:
-    from feeder.decoders.decoder import Buffer
     from feeder.loader.slots.batch_message import Collated
 
 SUBSTITUTES = 16  # tried in place of one bad sample

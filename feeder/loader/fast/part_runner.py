@@ -18,33 +18,31 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from feeder import _native
+from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import SubsetReader
 from feeder.decoders.cpu_decoder import LARGEST_SIDE, CpuDecoder
+from feeder.decoders.decoder import Decoder
+from feeder.decoders.device.fused import DividedRecipe
 from feeder.decoders.programs import Finish, Programs, has_programs, programs
+from feeder.loader.fast.part_output import StagedSink
+from feeder.loader.fast.part_report import PartReport
 from feeder.loader.observe.meter import Meter, stage_at
+from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.shard.source.image_file import LARGE_BYTES
 from feeder.system.arrays import Int64s, Uint8s
+from feeder.transforms import Recipe
 from feeder.transforms.arguments import DRAWN
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from feeder.transforms.op import Params
 from feeder.transforms.padding import LetterBox, Pad
 from feeder.transforms.target_ops import TargetOp
 from feeder.transforms.values import Normalize, ToDtype
-
-if TYPE_CHECKING:
-    from feeder.dataset.reader import Reader
-    from feeder.decoders.decoder import Decoder
-    from feeder.decoders.device.fused import DividedRecipe
-    from feeder.loader.fast.part_output import StagedSink
-    from feeder.loader.fast.part_report import PartReport
-    from feeder.loader.slots.image_slots import Samples, SlotView
-    from feeder.transforms import Recipe
 
 _PAUSE = 32  # parts that are made without a call, after a call that left most samples out
 _STAGES = ("read", "draw", "decode", "transform")

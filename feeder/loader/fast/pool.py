@@ -15,7 +15,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from multiprocessing.context import BaseContext
+from typing import Any
 
 from feeder.errors import WorkerError
 from feeder.loader.fast.fast_worker import FAILED_START, Declined, work_loop
@@ -30,9 +31,6 @@ from feeder.loader.workers.process import InContext, Process
 from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.system.arrays import Int64s
 from feeder.system.text import count
-
-if TYPE_CHECKING:
-    from multiprocessing.context import BaseContext
 
 _log = logging.getLogger("feeder")
 

@@ -9,12 +9,13 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from feeder.decoders.decoder import Buffer
 from feeder.decoders.staged.staged import Staged
-from feeder.decoders.staged.trainer_decoder import LeftToCpu, Padding, StagedView
+from feeder.decoders.staged.trainer_decoder import LeftToCpu, Padding, StagedView, TrainerDecoder
 from feeder.errors import DecodeError
 from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.part_report import Substitution, no_substitute
@@ -22,13 +23,9 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.system.arrays import Uint8s
-
-if TYPE_CHECKING:
-    from feeder.decoders.decoder import Buffer
-    from feeder.decoders.staged.trainer_decoder import TrainerDecoder
-    from feeder.transforms import Recipe
-    from feeder.transforms.mixing import Mixing
-    from feeder.transforms.pad_to_batch import PadToBatch
+from feeder.transforms import Recipe
+from feeder.transforms.mixing import Mixing
+from feeder.transforms.pad_to_batch import PadToBatch
 
 _AHEAD = 1
 

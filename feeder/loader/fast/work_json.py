@@ -11,7 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,11 +34,9 @@ from feeder.service.frames import MOST_WORK_BYTES
 from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.system.arrays import AnyArray, Int64s
 from feeder.system.named_functions import AllowedFunctions, function_name, module_digest
+from feeder.transforms import Recipe
 from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import check_bounds, recipe_from_json, recipe_to_json
-
-if TYPE_CHECKING:
-    from feeder.transforms import Recipe
 
 _MOST = 1 << 16  # pixels of a side
 _MOST_VALUES = 1 << 16  # of the JSON of work: more take long to read

@@ -13,20 +13,18 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
 from feeder.dataset.decoding import Replaced, current_counts
+from feeder.dataset.encoded import Encoded, OpenedImage
 from feeder.decoders.decode import sample_id
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.device.nested import map_tensors, tensors_in
 from feeder.loader.options import ImageOptions
 from feeder.order.sample_order import substitute
-
-if TYPE_CHECKING:
-    from feeder.dataset.encoded import Encoded, OpenedImage
 
 _SUBSTITUTES = 16
 _LARGEST_KEY = (1 << 63) - 1
