@@ -13,7 +13,7 @@ from feeder.dataset.reader import Reader
 from feeder.errors import ArgumentError, DecodeError
 from feeder.fields.field import Field, MissingValueError
 from feeder.shard.format.index_file import NUMBER_FIELDS
-from feeder.system.arrays import AnyArray
+from feeder.system.arrays import AnyArray, Size
 from feeder.transforms import Draws
 
 # The ``fields`` of a dataset: names, or the kind of each; None for the value that the name alone gives.
@@ -36,7 +36,7 @@ class Column(NamedTuple):
     image: int | None = None
     fill: int | None = None
 
-    def at(self, sizes: Sequence[tuple[int, int] | None]) -> Column:
+    def at(self, sizes: Sequence[Size | None]) -> Column:
         """Returns the column for a batch with images of these (height, width), of which those that a column follows
         are known."""
         if self.image is None:

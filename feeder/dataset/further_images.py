@@ -14,7 +14,7 @@ from feeder.dataset.extras import Extra
 from feeder.dataset.reader import Reader, ReadSamples
 from feeder.decoders.image_header import image_info
 from feeder.errors import ArgumentError, DecodeError
-from feeder.system.arrays import Int32s, Int64s
+from feeder.system.arrays import Int32s, Int64s, Size
 from feeder.transforms import Draws
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.targets import Image, check_targets
@@ -111,7 +111,7 @@ class FurtherImage(Extra):
                     return type(each).__name__
         return None
 
-    def _check_size(self, size: tuple[int, int], expected: tuple[int, ...]) -> None:
+    def _check_size(self, size: Size, expected: tuple[int, ...]) -> None:
         if size != expected and self._one_size_op is not None:
             raise self._error(
                 f"this image has {size[1]}x{size[0]} pixels (width x height), the sample's image "

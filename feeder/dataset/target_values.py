@@ -18,7 +18,7 @@ from feeder.decoders.targets.annotations import Annotations, decode_boxes, decod
 from feeder.decoders.targets.mask import MaskArray, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.index_file import NUMBER_FIELDS
-from feeder.system.arrays import Float32s, Int32s, Int64s
+from feeder.system.arrays import Float32s, Int32s, Int64s, Size
 from feeder.transforms import Draws
 from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes, move_points
 from feeder.transforms.moves import Moves, drawn_moves, upright
@@ -184,7 +184,7 @@ class BoxesValue(_AnnotationsValue):
         boxes, kept = move_boxes(Boxes(values, self.target.format, self.target.clamping_mode), moves)
         return boxes.values, kept
 
-    def upright(self, given: _Given, size: tuple[int, int]) -> Boxes:
+    def upright(self, given: _Given, size: Size) -> Boxes:
         """Returns the boxes before any op, for an image of that upright (height, width)."""
         boxes = Boxes(given.value.values, self.target.format, self.target.clamping_mode)
         return move_boxes(boxes, upright(given.orientation, _stored(given.orientation, size)))[0]
@@ -347,6 +347,6 @@ def boxes_of(
     )
 
 
-def _stored(orientation: int, size: tuple[int, int]) -> tuple[int, int]:
+def _stored(orientation: int, size: Size) -> Size:
     """Returns the stored (height, width) of an image with that upright one."""
     return size[::-1] if orientation in SWAPPING_ORIENTATIONS else size

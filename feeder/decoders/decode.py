@@ -15,7 +15,7 @@ from feeder.decoders.image_header import clipped_warning, image_info
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.decoders.registry import Dali, get_decoder
 from feeder.errors import ArgumentError, DecodeError
-from feeder.system.arrays import AnyArray, Int32s, Int64s, Uint8s
+from feeder.system.arrays import AnyArray, Int32s, Int64s, Size, Uint8s
 from feeder.system.warning import warn
 from feeder.transforms import Draws, Recipe
 from feeder.transforms.targets import check_targets
@@ -182,7 +182,7 @@ def _headers(buffers: Sequence[bytes], at: Callable[[DecodeError, int], DecodeEr
     return orientations, sizes
 
 
-def header(data: bytes) -> tuple[int, tuple[int, int]]:
+def header(data: bytes) -> tuple[int, Size]:
     """Returns an encoded image's EXIF orientation to apply, 1-8, and its upright (height, width).
 
     Raises:
@@ -220,7 +220,7 @@ def _ids(ids: Iterable[int] | Iterable[str] | None, count: int) -> Int64s:
     return numbers.astype(np.int64)
 
 
-def _output_size(recipe: Recipe, draws: Draws, name: Callable[[int], str]) -> tuple[int, int]:
+def _output_size(recipe: Recipe, draws: Draws, name: Callable[[int], str]) -> Size:
     """Returns the (height, width) that all images have after their draws."""
     sizes = draws.output_size
     if not len(sizes):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.decoders.decoder import MAX_PIXELS, Buffer
 from feeder.decoders.packed import check_packed, is_packed, packed_head
+from feeder.system.arrays import Size
 from feeder.system.text import count
 
 if TYPE_CHECKING:
@@ -93,13 +94,13 @@ class ImageInfo(NamedTuple):
     orientation: int
 
     @property
-    def upright_size(self) -> tuple[int, int]:
+    def upright_size(self) -> Size:
         """(height, width) after orientation, pixels."""
         is_turned = self.orientation >= 5  # 5 to 8 swap width and height
         return (self.width_px, self.height_px) if is_turned else (self.height_px, self.width_px)
 
     @property
-    def sizes(self) -> tuple[tuple[int, int], ...]:
+    def sizes(self) -> tuple[Size, ...]:
         """(height, width) as stored and, where it differs, after orientation, pixels."""
         return tuple(dict.fromkeys(((self.height_px, self.width_px), self.upright_size)))
 
@@ -202,7 +203,7 @@ def _segment_end(data: bytes, position: int) -> int:
 
 
 def _jpeg_info(data: bytes) -> ImageInfo:
-    size: tuple[int, int] | None = None
+    size: Size | None = None
     exif: list[bytes] = []
     xmp: bytes | None = None
     for marker, position in _jpeg_segments(data):

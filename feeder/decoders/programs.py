@@ -16,7 +16,7 @@ from feeder import transforms as T
 from feeder.decoders.device.fused import erasing_of
 from feeder.decoders.op_math import augmentation_matrix, drawn_matrices
 from feeder.errors import DecodeError
-from feeder.system.arrays import AnyArray, Bools, Float64s, Int64s, Uint8s, Uint64s
+from feeder.system.arrays import AnyArray, Bools, Float64s, Int64s, Size, Uint8s, Uint64s
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS, timm_matrix
 from feeder.transforms.choice import Branches
 from feeder.transforms.function import kept_generators
@@ -27,7 +27,6 @@ from feeder.transforms.target_ops import TargetOp
 
 Programs = Float64s  # [N, ops, 12], see _native.AugmentOp; a row of zeros does nothing
 
-_Size = tuple[int, int]  # (height, width)
 _COLUMNS = 12
 _BYTES = {"dtype": "uint8"}
 _ON_ARRAYS = (T.Lambda, T.GaussianNoise)
@@ -264,7 +263,7 @@ def _after_values(ops: Sequence[T.Op]) -> list[tuple[T.Op, bool]]:
     return found
 
 
-def programs(ops: Sequence[T.Op], drawn: Sequence[Params], size: _Size) -> Programs | None:
+def programs(ops: Sequence[T.Op], drawn: Sequence[Params], size: Size) -> Programs | None:
     """Returns the programs of N images; None if they are empty.
 
     Args:
@@ -318,14 +317,14 @@ def _mirror(block: Programs, flip: Bools, width: int) -> None:
 def _if_drawn(kind: _native.AugmentOp, argument: str | None = None) -> Callable[..., Programs]:
     """Returns how to write a :class:`feeder.transforms.op.ProbabilityOp`, of which an attribute is the value."""
 
-    def write(op: Any, params: Params, size: _Size) -> Programs:
+    def write(op: Any, params: Params, size: Size) -> Programs:
         value = 0.0 if argument is None else getattr(op, argument)
         return _single(np.where(params[op.drawn_name], kind.value, 0), value)
 
     return write
 
 
-def _jitter(op: T.ColorJitter | T.RandomPhotometricDistort, params: Params, size: _Size) -> Programs:
+def _jitter(op: T.ColorJitter | T.RandomPhotometricDistort, params: Params, size: Size) -> Programs:
     order = params["order"]
     values = np.zeros(order.shape)
     for column, name in enumerate(COLOR_STEPS):
@@ -341,13 +340,13 @@ def _jitter(op: T.ColorJitter | T.RandomPhotometricDistort, params: Params, size
     return block
 
 
-def _distort(op: T.RandomPhotometricDistort, params: Params, size: _Size) -> Programs:
+def _distort(op: T.RandomPhotometricDistort, params: Params, size: Size) -> Programs:
     permutation = params["permutation"]
     kinds = np.where((permutation == [0, 1, 2]).all(axis=1), 0, _OPS.PERMUTE.value)
     return np.concatenate([_jitter(op, params, size), _single(kinds, *permutation.T)], axis=1)
 
 
-def _noise(op: T.GaussianNoise, params: Params, size: _Size) -> Programs:
+def _noise(op: T.GaussianNoise, params: Params, size: Size) -> Programs:
     mean, sigma = np.float32(op.mean) * np.float32(255), np.float32(op.sigma) * np.float32(255)
     return _single(_OPS.ADD_NOISE.value, *_halves(params["key"]), mean, sigma, op.clip)
 
@@ -357,7 +356,7 @@ def _halves(key: Uint64s) -> tuple[Uint64s, Uint64s]:
 
 
 def _augment(
-    op: T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide, params: Params, size: _Size
+    op: T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide, params: Params, size: Size
 ) -> Programs:
     kind, magnitude = params["kind"], params["magnitude"]
     block = _block(*kind.shape)
@@ -375,7 +374,7 @@ def _augment(
     return block
 
 
-def _mix_chains(op: T.AugMix, params: Params, size: _Size) -> Programs:
+def _mix_chains(op: T.AugMix, params: Params, size: Size) -> Programs:
     weights = params["weights"]
     parts = [_OPS.MIX_START, *[_OPS.MIX_ADD] * op.mixture_width, _OPS.MIX_FINISH]
     ends = np.zeros((len(parts), len(weights), 1, _COLUMNS))
@@ -390,7 +389,7 @@ def _mix_chains(op: T.AugMix, params: Params, size: _Size) -> Programs:
     return np.concatenate([*blocks, ends[-1]], axis=1)
 
 
-def _timm_augment(op: T.TimmRandAugment, params: Params, size: _Size) -> Programs:
+def _timm_augment(op: T.TimmRandAugment, params: Params, size: Size) -> Programs:
     kind, value, variants = params["kind"], params["value"], op.variants()
     block = _block(*kind.shape)
     block[:, :, 0] = _TIMM_KINDS[kind]
@@ -408,7 +407,7 @@ def _warp(row: Programs, kind: _native.AugmentOp, matrix: Sequence[float], op: A
     row[: len(numbers)] = numbers
 
 
-def _move(op: T.RandomAffine | T.RandomPerspective | T.RandomRotation, params: Params, size: _Size) -> Programs:
+def _move(op: T.RandomAffine | T.RandomPerspective | T.RandomRotation, params: Params, size: Size) -> Programs:
     matrices = drawn_matrices(op, params, size[1], size[0])
     kind = _OPS.PERSPECTIVE if isinstance(op, T.RandomPerspective) else _OPS.AFFINE
     block = _block(len(matrices))
@@ -418,15 +417,15 @@ def _move(op: T.RandomAffine | T.RandomPerspective | T.RandomRotation, params: P
     return block
 
 
-def _blur(op: T.GaussianBlur, params: Params, size: _Size) -> Programs:
+def _blur(op: T.GaussianBlur, params: Params, size: Size) -> Programs:
     return _single(_OPS.BLUR.value, *op.kernel_size, params["sigma"])
 
 
-def _compress(op: T.JPEG, params: Params, size: _Size) -> Programs:
+def _compress(op: T.JPEG, params: Params, size: Size) -> Programs:
     return _single(_OPS.JPEG.value, params["quality"])
 
 
-def _branch(op: Branches, params: Params, size: _Size) -> Programs:
+def _branch(op: Branches, params: Params, size: Size) -> Programs:
     blocks = []
     for is_drawn, steps in op.branches(params):
         for each, drawn in steps:
@@ -439,7 +438,7 @@ def _branch(op: Branches, params: Params, size: _Size) -> Programs:
     return np.concatenate(blocks, axis=1) if blocks else _block(count)
 
 
-def _ordered(op: T.RandomOrder, params: Params, size: _Size) -> Programs:
+def _ordered(op: T.RandomOrder, params: Params, size: Size) -> Programs:
     branches = itertools.islice(op.branches(params), len(op.transforms))
     ops = [[step for step in steps if not isinstance(step[0], TargetOp)] for _, steps in branches]
     blocks = [programs([each for each, _ in some], [drawn for _, drawn in some], size) for some in ops]
@@ -451,7 +450,7 @@ def _ordered(op: T.RandomOrder, params: Params, size: _Size) -> Programs:
     return whole[np.arange(count)[:, None], params["order"]].reshape(count, -1, _COLUMNS)
 
 
-_WRITERS: dict[type[T.Op], Callable[[Any, Params, _Size], Programs]] = {
+_WRITERS: dict[type[T.Op], Callable[[Any, Params, Size], Programs]] = {
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
     T.ColorJitter: _jitter,

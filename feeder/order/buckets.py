@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.system.arrays import AnyArray
+from feeder.system.arrays import AnyArray, Size
 from feeder.system.checks import check_int, check_number
 
 _MAX_SIZES = 1024
@@ -40,11 +40,11 @@ class Buckets:
         ArgumentError: for an argument outside its range, or if no size is left.
     """
 
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[Size, ...]
 
     def __init__(
         self,
-        sizes: Sequence[tuple[int, int]] | None = None,
+        sizes: Sequence[Size] | None = None,
         *,
         pixels: int | None = None,
         step: int = 64,
@@ -59,7 +59,7 @@ class Buckets:
         return len(self.sizes)
 
     @property
-    def largest(self) -> tuple[int, int]:
+    def largest(self) -> Size:
         """(height, width) of the size with the most pixels."""
         return max(self.sizes, key=lambda size: (size[0] * size[1], size))
 
@@ -90,8 +90,8 @@ class Buckets:
         return sorted(range(len(self)), key=distance)
 
 
-def _checked(sizes: Any) -> list[tuple[int, int]]:
-    found: dict[float, tuple[int, int]] = {}
+def _checked(sizes: Any) -> list[Size]:
+    found: dict[float, Size] = {}
     sizes = sizes.tolist() if isinstance(sizes, np.ndarray) else sizes
     is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     if not is_list or not 1 <= len(sizes) <= _MAX_SIZES:
@@ -113,12 +113,12 @@ def _checked(sizes: Any) -> list[tuple[int, int]]:
     return list(found.values())
 
 
-def _sizes_of(pixels: int, step: int, max_aspect: float) -> list[tuple[int, int]]:
+def _sizes_of(pixels: int, step: int, max_aspect: float) -> list[Size]:
     for name, value in (("pixels", pixels), ("step", step)):
         check_int(name, value, 1)
     check_number("max_aspect", max_aspect, 1)
     pixels, step = int(pixels), int(step)
-    found: dict[float, tuple[int, int]] = {}
+    found: dict[float, Size] = {}
     longest = min(_MAX_SIDE, math.isqrt(int(pixels * max_aspect) + 1) + step)
     for side in range(step, longest + 1, step):
         other = pixels // side // step * step

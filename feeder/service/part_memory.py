@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from feeder.errors import ArgumentError
 from feeder.loader.slots.region import Region
-from feeder.system.arrays import aligned
+from feeder.system.arrays import Size, aligned
 from feeder.system.checks import check_int
 from feeder.system.cores import available_bytes
 
@@ -191,7 +191,7 @@ class WorkSize(NamedTuple):
     pixel_bytes: int
     further_bytes: int
 
-    def part_bytes(self, rows: int, size: tuple[int, int] | None) -> int:
+    def part_bytes(self, rows: int, size: Size | None) -> int:
         """Returns the bytes of a part of so many samples, whose images are of that (height, width)."""
         pixels = 0 if size is None else size[0] * size[1]
         return rows * (self.row_bytes + pixels * self.pixel_bytes) + self.further_bytes

@@ -11,10 +11,11 @@ from typing import Any
 
 from feeder.service.frames import Kind
 from feeder.service.part_memory import MemoryPiece
+from feeder.system.arrays import Size
 
 _MOST_PASSED = 7
 
-Key = tuple[str, int, bytes, tuple[int, int] | None]
+Key = tuple[str, int, bytes, Size | None]
 
 
 @dataclass(eq=False)
@@ -43,7 +44,7 @@ class Task:
     digest: str
     epoch: int = 0
     numbers: bytes = b""
-    size: tuple[int, int] | None = None
+    size: Size | None = None
     size_bytes: int = 0
     waiters: list[tuple[Any, int]] = field(default_factory=list)
     memory: MemoryPiece | None = None

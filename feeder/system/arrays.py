@@ -1,4 +1,4 @@
-"""Types of arrays, for the signatures of functions, and the places of arrays in memory."""
+"""Types of arrays and of sizes, for the signatures of functions, and the places of arrays in memory."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ Uint8s = npt.NDArray[np.uint8]
 Uint32s = npt.NDArray[np.uint32]
 Uint64s = npt.NDArray[np.uint64]
 AnyArray = npt.NDArray[Any]
+
+Size = tuple[int, int]  # (height, width), pixels
 
 
 def aligned(size_bytes: int, unit_bytes: int) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feeder.system.arrays import Bools, Float32s, Int64s
+from feeder.system.arrays import Bools, Float32s, Int64s, Size
 from feeder.transforms.matrices import affine_matrix
 from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp, drawn_moves
 from feeder.transforms.op import IntArray, Op, Params
@@ -95,7 +95,7 @@ def _from_xyxy(values: Float32s, format: str) -> Float32s:
     return np.concatenate([(start * 2 + size) / 2 if format == "cxcywh" else start, size], axis=1)
 
 
-def _clamped(values: Float32s, format: str, canvas: tuple[int, int], mode: str | None) -> Float32s:
+def _clamped(values: Float32s, format: str, canvas: Size, mode: str | None) -> Float32s:
     """Returns boxes cut to a canvas, (height, width), unless the mode is None."""
     if mode is None:
         return values
@@ -104,7 +104,7 @@ def _clamped(values: Float32s, format: str, canvas: tuple[int, int], mode: str |
     return _from_xyxy(np.clip(_to_xyxy(values, format), 0, edges), format)
 
 
-def _valid(boxes: Boxes, canvas: tuple[int, int], op: SanitizeBoundingBoxes) -> Bools:
+def _valid(boxes: Boxes, canvas: Size, op: SanitizeBoundingBoxes) -> Bools:
     """Returns True for boxes inside a canvas, (height, width), that are large enough for the op."""
     xyxy = _to_xyxy(boxes.values, boxes.format)
     width, height = (xyxy[:, 2:] - xyxy[:, :2]).T
@@ -115,7 +115,7 @@ def _valid(boxes: Boxes, canvas: tuple[int, int], op: SanitizeBoundingBoxes) -> 
     return valid
 
 
-def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Float32s:
+def _moved(boxes: Boxes, move: Move, canvas: Size) -> Float32s:
     """Returns the values of boxes after a move; canvas is the image's (height, width) before it."""
     values, format, mode = boxes
     if not len(values):
@@ -176,7 +176,7 @@ def _has_center(xyxy: Float32s, window: Crop) -> Bools:
     return has
 
 
-def _warped(points: Float32s, warp: Warp, canvas: tuple[int, int]) -> Float32s:
+def _warped(points: Float32s, warp: Warp, canvas: Size) -> Float32s:
     """Returns points after an affine map, float32 [P, 2]; canvas is the image's (height, width) before it."""
     height, width = canvas
     matrix = np.array(affine_matrix(width, height, **warp.options, forward=True), np.float32).reshape(2, 3).T
@@ -224,7 +224,7 @@ def move_points(points: Float32s, moves: Moves) -> tuple[Float32s, Int64s]:
     return points, kept
 
 
-def _moved_points(points: Float32s, move: Move, canvas: tuple[int, int]) -> Float32s:
+def _moved_points(points: Float32s, move: Move, canvas: Size) -> Float32s:
     """Returns points, float32 [P, 2], after a move; canvas is the image's (height, width) before it."""
     if isinstance(move, Crop):
         return points - np.array([move.left, move.top], np.float32)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.system.arrays import AnyArray
+from feeder.system.arrays import AnyArray, Size
 from feeder.system.checks import check_one_of
 from feeder.transforms.op import Drawn, IntArray, Op, Uniforms
 
@@ -34,7 +34,7 @@ class Output(NamedTuple):
 
     leading: tuple[int, ...]
     dtype: str
-    size: tuple[int, int] | None
+    size: Size | None
     is_pillow: bool
 
 
@@ -199,7 +199,7 @@ class Lambda(Op):
 
         return torch.from_numpy(array)
 
-    def probe(self, dtype: str, channels: int, size: tuple[int, int] | None) -> Output:
+    def probe(self, dtype: str, channels: int, size: Size | None) -> Output:
         """Returns what the function makes of a made image.
 
         Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.system.arrays import Bools
+from feeder.system.arrays import Bools, Size
 from feeder.system.checks import check_one_of
 from feeder.transforms.arguments import (
     DRAWN,
@@ -31,7 +31,7 @@ CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bott
 class SizedOp(Op):
     """An op whose output has its ``size``, whatever its input's."""
 
-    size: tuple[int, int]
+    size: Size
 
     def window(self, start: IntArray) -> Drawn:
         """Returns windows of this size that start at (top, left), int64 [N, 2]."""
@@ -59,7 +59,7 @@ def drawn_sides(
     return np.rint(np.sqrt(area * aspect)).astype(np.int64), np.rint(np.sqrt(area / aspect)).astype(np.int64)
 
 
-def _check_size(size: int | Sequence[int]) -> tuple[int, int]:
+def _check_size(size: int | Sequence[int]) -> Size:
     return check_size("size", size)
 
 
@@ -82,7 +82,7 @@ class RandomResizedCrop(SizedOp, ResizeOp):
     draws_from_size = True
     crops = True
 
-    size: tuple[int, int]
+    size: Size
     scale: tuple[float, float]
     ratio: tuple[float, float]
     interpolation: str
@@ -263,7 +263,7 @@ class CenterCrop(SizedOp):
     crops = True
     border = (0, 0, 0)
 
-    size: tuple[int, int]
+    size: Size
 
     def __init__(self, size: int | Sequence[int] | ByEpoch) -> None:
         self._set(size=check_variable(size, _check_size))
@@ -354,7 +354,7 @@ class RandomCrop(SizedOp):
     draws_from_size = True
     crops = True
 
-    size: tuple[int, int]
+    size: Size
     padding: tuple[int, int, int, int] | None
     pad_if_needed: bool
     fill: tuple[int, int, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
-from feeder.system.arrays import Int32s
+from feeder.system.arrays import Int32s, Size
 from feeder.system.checks import check_int
 
 
@@ -36,7 +36,7 @@ class PadToBatch:
         if not isinstance(self.value, (int, float)) or self.value != self.value:
             raise ArgumentError(f"value must be a number, got {self.value!r}")
 
-    def size(self, sizes: Int32s) -> tuple[int, int]:
+    def size(self, sizes: Int32s) -> Size:
         """Returns the (height, width) of the tensor for images of these sizes, int32 [N, 2], N at least 1."""
         height, width = (-(-sizes.max(axis=0) // self.multiple) * self.multiple).tolist()
         return height, width

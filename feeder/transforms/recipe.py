@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.order.random import Stream, uniform
-from feeder.system.arrays import Float32s, Int32s, Uint8s
+from feeder.system.arrays import Float32s, Int32s, Size, Uint8s
 from feeder.system.warning import warn
 from feeder.transforms.arguments import DRAWN
 from feeder.transforms.function import Lambda, Output
@@ -205,7 +205,7 @@ class Recipe:
         return tuple(size for op in self.ops for size in vars(op).values() if isinstance(size, VariableSize))
 
     @cached_property
-    def _made(self) -> dict[tuple[tuple[int, int] | None, int], Recipe]:
+    def _made(self) -> dict[tuple[Size | None, int], Recipe]:
         return {}
 
     @property
@@ -228,7 +228,7 @@ class Recipe:
         """The sizes that change with the epoch, in the order of the ops."""
         return tuple(size for size in self._variable if isinstance(size, ByEpoch))
 
-    def at(self, bucket: tuple[int, int] | None, epoch: int) -> Recipe:
+    def at(self, bucket: Size | None, epoch: int) -> Recipe:
         """Returns the recipe of one batch, in which all sizes are numbers.
 
         Args:
@@ -320,12 +320,12 @@ class Recipe:
         return self.ops[self.base_length :]
 
     @cached_property
-    def base_size(self) -> tuple[int, int] | None:
+    def base_size(self) -> Size | None:
         """(height, width) after the base path, or None if it depends on the image."""
         return _fixed_size(self.ops[: self.base_length])
 
     @cached_property
-    def output_size(self) -> tuple[int, int] | None:
+    def output_size(self) -> Size | None:
         """(height, width) after all ops, or None if it depends on the image or its bucket.
 
         Where it changes with the epoch, the size with the most pixels.
@@ -337,7 +337,7 @@ class Recipe:
         return max(fixed, key=lambda size: size[0] * size[1]) if len(fixed) == len(sizes) else None
 
     @property
-    def _output_size(self) -> tuple[int, int] | None:
+    def _output_size(self) -> Size | None:
         output = self.tail_output
         return output.size if output is not None and output.size is not None else _fixed_size(self.ops)
 
@@ -605,7 +605,7 @@ def _takes_gray(op: Op) -> bool:
     return not (isinstance(op, Lambda) and op.keeps_shape)
 
 
-def _fixed_size(ops: tuple[Op, ...]) -> tuple[int, int] | None:
+def _fixed_size(ops: tuple[Op, ...]) -> Size | None:
     extent = SizeBounds()
     for op in ops:
         extent = op.extent(extent)

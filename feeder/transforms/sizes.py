@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Size
 
 
 class VariableSize:
     """A size that is known batch by batch only."""
 
     @abstractmethod
-    def at(self, bucket: tuple[int, int] | None, epoch: int) -> Any:
+    def at(self, bucket: Size | None, epoch: int) -> Any:
         """Returns the size of a batch, as the op's own check gives it.
 
         Args:
@@ -32,7 +33,7 @@ class BucketSize(VariableSize):
     def __reduce__(self) -> str:
         return "BUCKET"
 
-    def at(self, bucket: tuple[int, int] | None, epoch: int) -> tuple[int, int]:
+    def at(self, bucket: Size | None, epoch: int) -> Size:
         if bucket is None:
             raise ArgumentError(
                 "the recipe has T.BUCKET, the size of a batch's bucket, and there are no buckets: give "
@@ -72,7 +73,7 @@ class ByEpoch(VariableSize):
     def __repr__(self) -> str:
         return f"ByEpoch({dict(self.sizes)!r})"
 
-    def at(self, bucket: tuple[int, int] | None, epoch: int) -> Any:
+    def at(self, bucket: Size | None, epoch: int) -> Any:
         return next(size for first, size in reversed(self.sizes) if first <= epoch)
 
 

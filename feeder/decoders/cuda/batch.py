@@ -11,7 +11,7 @@ import torch
 from feeder.decoders.cuda.driver import Kernels
 from feeder.decoders.decoder import Buffer
 from feeder.decoders.staged.staged import Staged, by_size
-from feeder.system.arrays import Int64s, Uint32s
+from feeder.system.arrays import Int64s, Size, Uint32s
 from feeder.transforms.values import Affine
 
 
@@ -55,7 +55,7 @@ class ViewPart(NamedTuple):
 
     view: int
     rows: Int64s
-    size: tuple[int, int]
+    size: Size
 
 
 class PlannedImages:

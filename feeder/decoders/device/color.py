@@ -16,7 +16,7 @@ from feeder.decoders.device.rows import per_image
 from feeder.decoders.gpu.normalize import gray_level, mean_level
 from feeder.decoders.op_math import blur_weights
 from feeder.decoders.tensors import to_device
-from feeder.system.arrays import AnyArray
+from feeder.system.arrays import AnyArray, Size
 
 
 def _over(values: torch.Tensor, divisor: float) -> torch.Tensor:
@@ -175,7 +175,7 @@ def _look_up(images: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
     return tables.gather(2, images.flatten(2).long()).view_as(images)
 
 
-def blur(images: torch.Tensor, sigmas: AnyArray, kernel_size: tuple[int, int]) -> torch.Tensor:
+def blur(images: torch.Tensor, sigmas: AnyArray, kernel_size: Size) -> torch.Tensor:
     """Applies a Gaussian blur, with reflection at the edges.
 
     Args:

@@ -21,7 +21,7 @@ from feeder.decoders.staged.staged import by_size
 from feeder.decoders.staged.trainer_decoder import Padding, StagedView
 from feeder.decoders.stored_boxes import flipped_turns
 from feeder.decoders.tensors import to_device
-from feeder.system.arrays import Uint8s
+from feeder.system.arrays import Size, Uint8s
 from feeder.transforms import Recipe
 from feeder.transforms.op import Params
 
@@ -44,7 +44,7 @@ class Finisher:
     def __call__(
         self,
         images: torch.Tensor,
-        size: tuple[int, int],
+        size: Size,
         rest: Sequence[Params] | None,
         *,
         layout: str = "nhwc",
@@ -104,7 +104,7 @@ class Finisher:
     def _run(
         self,
         images: torch.Tensor,
-        size: tuple[int, int],
+        size: Size,
         layout: str,
         codes: Uint8s,
         rest: Sequence[Params],

@@ -14,7 +14,7 @@ import torch
 from feeder.decoders import gpu
 from feeder.decoders.device.rows import change_rows, per_image
 from feeder.decoders.tensors import to_device
-from feeder.system.arrays import Float64s, Int64s
+from feeder.system.arrays import Float64s, Int64s, Size
 
 _Fill = tuple[int, int, int]
 
@@ -172,7 +172,7 @@ def pad(images: torch.Tensor, padding: tuple[int, int, int, int], fill: _Fill, m
     return padded
 
 
-def crop(images: torch.Tensor, top: Int64s, left: Int64s, size: tuple[int, int]) -> torch.Tensor:
+def crop(images: torch.Tensor, top: Int64s, left: Int64s, size: Size) -> torch.Tensor:
     """Crops a window of each image; pixels outside the image are 0.
 
     Args:
@@ -193,7 +193,7 @@ def crop(images: torch.Tensor, top: Int64s, left: Int64s, size: tuple[int, int])
     return images[which, channels, lines, columns]
 
 
-def resize(images: torch.Tensor, windows: Int64s, size: tuple[int, int]) -> torch.Tensor:
+def resize(images: torch.Tensor, windows: Int64s, size: Size) -> torch.Tensor:
     """Resizes a window of each image with kernel 2, which has Pillow's bilinear filter.
 
     Args:

@@ -9,6 +9,7 @@ import torch
 from feeder.decoders.gpu.dispatch import launching_on, runs_triton
 from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, Color, output_tensor
 from feeder.errors import ArgumentError
+from feeder.system.arrays import Size
 from feeder.system.checks import check_one_of
 
 _LAYOUTS = ("nhwc", "nchw")
@@ -16,7 +17,7 @@ _LAYOUTS = ("nhwc", "nchw")
 
 def normalize(
     images: torch.Tensor,
-    size: tuple[int, int],
+    size: Size,
     *,
     affine: tuple[torch.Tensor, torch.Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
@@ -68,7 +69,7 @@ def normalize(
     return out
 
 
-def _check(images: torch.Tensor, size: tuple[int, int], layout: str) -> None:
+def _check(images: torch.Tensor, size: Size, layout: str) -> None:
     """Refuses images of another size than the kernels would read."""
     check_one_of("layout", layout, _LAYOUTS)
     if images.dtype != torch.uint8 or not images.is_contiguous() or images.ndim < 1:
@@ -79,7 +80,7 @@ def _check(images: torch.Tensor, size: tuple[int, int], layout: str) -> None:
 
 
 def gray_mean(
-    images: torch.Tensor, size: tuple[int, int], color: Color, *, layout: str = "nhwc", using: str = "auto"
+    images: torch.Tensor, size: Size, color: Color, *, layout: str = "nhwc", using: str = "auto"
 ) -> torch.Tensor:
     """Returns the gray level that each image's contrast step blends with: float32 [N], whole numbers.
 
@@ -119,7 +120,7 @@ def mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
 
 def _reference(
     images: torch.Tensor,
-    size: tuple[int, int],
+    size: Size,
     out: torch.Tensor,
     affine: tuple[torch.Tensor, torch.Tensor] | None,
     layout: str,
@@ -138,14 +139,14 @@ def _reference(
     out.copy_(values.permute(0, 3, 1, 2))
 
 
-def _stored(images: torch.Tensor, size: tuple[int, int], layout: str) -> torch.Tensor:
+def _stored(images: torch.Tensor, size: Size, layout: str) -> torch.Tensor:
     """Returns images without a turn, as uint8 [N, H, W, 3]."""
     if layout == "nhwc":
         return images.reshape(len(images), *size, 3)
     return images.reshape(len(images), 3, *size).permute(0, 2, 3, 1)
 
 
-def _turned(images: torch.Tensor, size: tuple[int, int], layout: str, turn: torch.Tensor | None) -> torch.Tensor:
+def _turned(images: torch.Tensor, size: Size, layout: str, turn: torch.Tensor | None) -> torch.Tensor:
     """Returns turned images, uint8 [N, H, W, 3]."""
     if turn is None:
         return _stored(images, size, layout)

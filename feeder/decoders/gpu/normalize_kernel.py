@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from feeder.decoders.gpu.parameters import Color
+from feeder.system.arrays import Size
 
 _BLOCK = 1024
 # Four per thread: with more, each of a warp's loads of NHWC bytes touches more cache lines, and registers run out.
@@ -202,7 +203,7 @@ def or_nothing(values: torch.Tensor | None, like: torch.Tensor) -> Any:
 
 def launch(
     images: torch.Tensor,
-    size: tuple[int, int],
+    size: Size,
     out: torch.Tensor,
     affine: tuple[torch.Tensor, torch.Tensor] | None,
     layout: str,
@@ -237,7 +238,7 @@ def launch(
     )  # fmt: skip
 
 
-def launch_gray_sum(images: torch.Tensor, size: tuple[int, int], color: Color, layout: str) -> torch.Tensor:
+def launch_gray_sum(images: torch.Tensor, size: Size, color: Color, layout: str) -> torch.Tensor:
     """Launches the reduction before a contrast step: the sum of each image's gray levels, int64 [N].
 
     Sums are whole numbers, so their order does not matter.

@@ -6,13 +6,14 @@ import torch
 
 from feeder.decoders.gpu.dispatch import launching_on, runs_triton
 from feeder.decoders.gpu.parameters import Ragged
+from feeder.system.arrays import Size
 
 
 def crop_resize(
     images: Ragged,
     source: torch.Tensor,
     support: torch.Tensor,
-    size: tuple[int, int],
+    size: Size,
     *,
     channels_last: bool = False,
     using: str = "auto",
@@ -53,9 +54,7 @@ def crop_resize(
     return out
 
 
-def _reference(
-    images: Ragged, source: torch.Tensor, support: torch.Tensor, size: tuple[int, int], out: torch.Tensor
-) -> None:
+def _reference(images: Ragged, source: torch.Tensor, support: torch.Tensor, size: Size, out: torch.Tensor) -> None:
     """Runs the reference in torch ops on any device: the filter is two matrices per image."""
     boxes = zip(source.tolist(), support.tolist(), strict=True)
     for row, (outer, (left, top, right, bottom)) in enumerate(boxes):

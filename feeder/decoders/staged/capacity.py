@@ -9,7 +9,7 @@ import numpy as np
 
 from feeder.decoders.staged.staged import ROW
 from feeder.order.permutation import permute
-from feeder.system.arrays import Bools, Int64s, aligned
+from feeder.system.arrays import Bools, Int64s, Size, aligned
 
 _PEEK = 1024
 # The same where each sample is a file to open.
@@ -60,7 +60,7 @@ def planning_sample(samples: int, *, in_shards: bool) -> Int64s:
     return permute(np.arange(count), samples, 0) if samples else np.zeros(0, np.int64)
 
 
-def plan_capacity(found: Peek, sizes: Sequence[tuple[int, int]], part_rows: int, *, plans: bool = False) -> Capacity:
+def plan_capacity(found: Peek, sizes: Sequence[Size], part_rows: int, *, plans: bool = False) -> Capacity:
     """Plans the memory for staged images.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 
 from feeder.decoders.decoder import Buffer
 from feeder.errors import ArgumentError
-from feeder.system.arrays import Int32s, Int64s, Records, Uint8s
+from feeder.system.arrays import Int32s, Int64s, Records, Size, Uint8s
 
 # The offset of a payload that did not fit.
 _ELSEWHERE = -1
@@ -179,7 +179,7 @@ class Staged:
         return cls(rows.view(ROW), payloads, parts[0].views)
 
 
-def by_size(sizes: Int32s) -> Iterator[tuple[tuple[int, int], Int64s]]:
+def by_size(sizes: Int32s) -> Iterator[tuple[Size, Int64s]]:
     """Yields each (height, width) among sizes, int32 [N, 2], and the places where it stands."""
     for height, width in np.unique(sizes, axis=0).tolist():
         yield (height, width), np.flatnonzero((sizes == (height, width)).all(axis=1))

@@ -12,7 +12,7 @@ from feeder.decoders.decoder import Buffer, Decoder, DecodeResult, View, check_o
 from feeder.decoders.staged.staged import Staged
 from feeder.decoders.staged.stager import Stager
 from feeder.errors import DecodeError
-from feeder.system.arrays import Int32s, Uint8s
+from feeder.system.arrays import Int32s, Size, Uint8s
 from feeder.transforms import Recipe
 from feeder.transforms.op import Params
 
@@ -34,7 +34,7 @@ class Padding(NamedTuple):
     """
 
     sizes: Int32s
-    size: tuple[int, int]
+    size: Size
     value: float
 
 
@@ -52,7 +52,7 @@ class StagedView(NamedTuple):
     recipe: Recipe
     rest: Sequence[Params]
     padding: Padding | None = None
-    size: tuple[int, int] | None = None
+    size: Size | None = None
 
 
 @runtime_checkable

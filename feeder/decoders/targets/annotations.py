@@ -10,7 +10,7 @@ import numpy as np
 
 from feeder.decoders.decoder import Buffer
 from feeder.errors import DecodeError
-from feeder.system.arrays import AnyArray, Float32s, Int64s
+from feeder.system.arrays import AnyArray, Float32s, Int64s, Size
 
 _MAX_POINTS = 65_535
 
@@ -78,7 +78,7 @@ def _decode(
     key: str,
     expected: str,
     fits: Callable[[tuple[int, ...]], bool],
-    empty: tuple[int, int],
+    empty: Size,
 ) -> Annotations:
     try:
         # An array, as of a mask, is no JSON: it is named below.

@@ -18,7 +18,7 @@ from feeder import _native
 from feeder.decoders.decoder import MAX_PIXELS, Buffer
 from feeder.decoders.image_header import PNG_SIGNATURE, png_chunks
 from feeder.errors import DecodeError
-from feeder.system.arrays import AnyArray, Float32s, Int32s, Int64s, Uint8s
+from feeder.system.arrays import AnyArray, Float32s, Int32s, Int64s, Size, Uint8s
 from feeder.transforms.matrices import affine_matrix
 from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp
 from feeder.transforms.target_ops import TargetOp
@@ -61,7 +61,7 @@ def decode_mask(data: Buffer | AnyArray, dtype: str) -> MaskArray:
     return cast(MaskArray, (_with_pillow(data) if numbers is None else numbers).astype(dtype, copy=False))
 
 
-def check_mask(data: Buffer, sizes: Collection[tuple[int, int]]) -> None:
+def check_mask(data: Buffer, sizes: Collection[Size]) -> None:
     """Checks by its header that a member can be the mask of an image.
 
     Args:
@@ -161,7 +161,7 @@ class _Cut:
         self._rows: Int64s | None = None
         self._columns: Int64s | None = None
 
-    def move(self, move: Move, canvas: tuple[int, int]) -> None:
+    def move(self, move: Move, canvas: Size) -> None:
         height, width = canvas
         if isinstance(move, Swap):
             rows = self._rows
@@ -224,7 +224,7 @@ def _nearest(length: int, new_length: int, is_exact: bool) -> Int64s:
     return inside
 
 
-def _warped(mask: MaskArray, fill: int, move: Warp | Tilt, canvas: tuple[int, int]) -> MaskArray:
+def _warped(mask: MaskArray, fill: int, move: Warp | Tilt, canvas: Size) -> MaskArray:
     """Does torch's ``grid_sample`` with the mode "nearest"."""
     if isinstance(move, Warp) and move.turns >= 0:
         return cast(MaskArray, np.ascontiguousarray(np.rot90(mask, move.turns)))
@@ -238,7 +238,7 @@ def _warped(mask: MaskArray, fill: int, move: Warp | Tilt, canvas: tuple[int, in
     return cast(MaskArray, np.where(inside, mask.reshape(-1)[place], mask.dtype.type(fill)))
 
 
-def _affine_grid(move: Warp, canvas: tuple[int, int]) -> tuple[Float32s, Float32s]:
+def _affine_grid(move: Warp, canvas: Size) -> tuple[Float32s, Float32s]:
     """Returns each output pixel's source, x and y from -1 to 1 across the mask."""
     height, width = canvas
     center = move.options["center"]
@@ -249,7 +249,7 @@ def _affine_grid(move: Warp, canvas: tuple[int, int]) -> tuple[Float32s, Float32
     return _linear(theta[0], x, y), _linear(theta[1], x, y)
 
 
-def _perspective_grid(move: Tilt, canvas: tuple[int, int]) -> tuple[Float32s, Float32s]:
+def _perspective_grid(move: Tilt, canvas: Size) -> tuple[Float32s, Float32s]:
     height, width = canvas
     matrix = np.array([*move.matrix, 1.0], np.float32).reshape(3, 3)
     theta = matrix[:2] / np.array([[0.5 * width], [0.5 * height]], np.float32)

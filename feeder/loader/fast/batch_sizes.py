@@ -18,7 +18,7 @@ from feeder.loader.slots.image_slots import Samples
 from feeder.order.bucket_order import BucketSplit, BucketTable, id_runs
 from feeder.order.buckets import Buckets
 from feeder.order.split import Split
-from feeder.system.arrays import Int32s, Int64s
+from feeder.system.arrays import Int32s, Int64s, Size
 from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
 
@@ -103,13 +103,13 @@ class BatchSizes:
         """True if batches differ in size."""
         return any(recipe.is_variable for recipe in self._recipes) or self.pad is not None
 
-    def all(self) -> Iterator[tuple[tuple[int, int] | None, int]]:
+    def all(self) -> Iterator[tuple[Size | None, int]]:
         """Yields each bucket's (height, width), None without buckets, and each epoch at which some size changes, by
         which recipes differ."""
         phases = sorted({epoch for recipe in self._recipes for epoch in recipe.phases})
         yield from itertools.product((None,) if self.buckets is None else self.buckets.sizes, phases)
 
-    def largest(self) -> tuple[int, int] | None:
+    def largest(self) -> Size | None:
         """Returns the size to make slots for; None: the recipe's. A padded batch may still be larger."""
         if self.buckets is not None:
             return self.buckets.largest
@@ -122,7 +122,7 @@ class BatchSizes:
         drawn = [self._only.draw(self.seed, epoch, ids, sizes).output_size for epoch in self.recipe.phases]
         return self.pad.size(np.concatenate(drawn))
 
-    def of(self, epoch: int, split: Split | None, step: int, samples: Samples) -> tuple[int, int]:
+    def of(self, epoch: int, split: Split | None, step: int, samples: Samples) -> Size:
         """Returns the (height, width) of a batch's images, or of their first view.
 
         Args:

@@ -25,7 +25,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import METER_WORDS, part_sums
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout, Ring, plan_slots
 from feeder.loader.workers.supervisor import check_owner
-from feeder.system.arrays import Int64s
+from feeder.system.arrays import Int64s, Size
 from feeder.system.numa import running_on
 
 _ALIGN = 64
@@ -115,12 +115,12 @@ class Engine:
         """Returns the process ids of the workers that run now."""
         return [] if self._pool is None else self._pool.pids()
 
-    def fits(self, rows: int, size: tuple[int, int] | None = None) -> bool:
+    def fits(self, rows: int, size: Size | None = None) -> bool:
         """Returns True if there are slots and workers for batches of so many rows, and of images of that (height,
         width); None: of the recipe's."""
         return self._pool is not None and self._has_slots(rows, size)
 
-    def _has_slots(self, rows: int, size: tuple[int, int] | None) -> bool:
+    def _has_slots(self, rows: int, size: Size | None) -> bool:
         if self._ring is None:
             return False
         layout = self._ring.layout
@@ -177,7 +177,7 @@ class Engine:
             if ahead >= min(self.ahead, options.processes):  # else workers would be idle for want of slots
                 work.share_bytes = share
 
-    def prepare(self, rows: int, size: tuple[int, int] | None = None) -> None:
+    def prepare(self, rows: int, size: Size | None = None) -> None:
         """Makes the slots and workers that are missing for batches of that size, while no batch is being made; see
         :meth:`fits`."""
         if self.fits(rows, size):

@@ -24,7 +24,7 @@ from feeder.errors import DecodeError
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import SlotView
-from feeder.system.arrays import AnyArray, Int64s, Uint8s
+from feeder.system.arrays import AnyArray, Int64s, Size, Uint8s
 from feeder.transforms import Draws, Recipe
 
 
@@ -186,7 +186,7 @@ class StagedSink(Sink):
             self._staged.payloads[place] = payload
         return result
 
-    def put_plans(self, plans: Uint8s, places: Int64s, size: tuple[int, int], time_ns: int) -> None:
+    def put_plans(self, plans: Uint8s, places: Int64s, size: Size, time_ns: int) -> None:
         """Takes the only view of all images as plans, see ``_native.plan_images``; those without bytes are added later.
 
         Args:

@@ -24,7 +24,7 @@ from feeder.service.frames import (
     local_name,
     whole,
 )
-from feeder.system.arrays import Uint8s
+from feeder.system.arrays import Size, Uint8s
 from feeder.system.mapping import map_other_memory
 
 SILENCE_S = 4 * HEARTBEAT_S
@@ -115,7 +115,7 @@ class ServerLink:
         """Returns what to poll the socket for."""
         return select.POLLIN | (select.POLLOUT if self._sender.unsent_bytes or not self._is_connected else 0)
 
-    def ask(self, owner: Any, epoch: int, numbers: Sequence[memoryview], size: tuple[int, int] | None = None) -> int:
+    def ask(self, owner: Any, epoch: int, numbers: Sequence[memoryview], size: Size | None = None) -> int:
         """Asks for a part, with the next :meth:`flush`; returns the request's number.
 
         Args:

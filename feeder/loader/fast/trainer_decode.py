@@ -22,7 +22,7 @@ from feeder.loader.fast.part_report import Substitution, no_substitute
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
-from feeder.system.arrays import Uint8s
+from feeder.system.arrays import Size, Uint8s
 from feeder.transforms import Recipe
 from feeder.transforms.mixing import Mixing
 from feeder.transforms.pad_to_batch import PadToBatch
@@ -57,7 +57,7 @@ class DecodeFeed:
     work: Work
     decoder: TrainerDecoder
     source_ready: Callable[[], bool]
-    mixing: Callable[[BatchRecord, Sequence[tuple[int, int]]], list[Mixing] | None]
+    mixing: Callable[[BatchRecord, Sequence[Size]], list[Mixing] | None]
     channels_last: bool
     stream: Any
     meter: Meter

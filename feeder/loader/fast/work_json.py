@@ -32,7 +32,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.order.buckets import Buckets
 from feeder.service.frames import MOST_WORK_BYTES
 from feeder.shard.cache.cache_mirror import CacheMirror
-from feeder.system.arrays import AnyArray, Int64s
+from feeder.system.arrays import AnyArray, Int64s, Size
 from feeder.system.named_functions import AllowedFunctions, function_name, module_digest
 from feeder.transforms import Recipe
 from feeder.transforms.pad_to_batch import PadToBatch
@@ -242,7 +242,7 @@ def _mixed(joined: Work, sources: Any, function_of: Callable[[object], Callable[
     return MixedWork(**options, names=tuple(name for name, _ in pairs), works=tuple(works))
 
 
-def size_from_json(value: Any) -> tuple[int, int]:
+def size_from_json(value: Any) -> Size:
     """Returns a (height, width) in pixels.
 
     Raises:

@@ -14,14 +14,14 @@ import numpy as np
 from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError
 from feeder.loader.slots.slots import Slots
-from feeder.system.arrays import AnyArray, Int64s, Uint8s, aligned
+from feeder.system.arrays import AnyArray, Int64s, Size, Uint8s, aligned
 from feeder.system.cores import available_bytes
 
 # Batches that a training loop holds at a time: the one in use, and the one before it until the name is bound anew.
 HELD_BATCHES = 2
 
 # (height, width) of a batch's images, or of each view.
-Sizes = tuple[tuple[int, int], ...]
+Sizes = tuple[Size, ...]
 
 _PAGE, _LINE = 4096, 64
 _COLUMNS = 3
@@ -58,7 +58,7 @@ class Layout:
     def slot_bytes(self) -> int:
         return self.offsets[-1]
 
-    def holds(self, size: tuple[int, int]) -> bool:
+    def holds(self, size: Size) -> bool:
         """Returns True if a slot has space for the first image of that (height, width), any if it is not pixels, and
         for the arrays that have its size."""
         shape = self.images[0].shape
@@ -187,7 +187,7 @@ class SlotView:
         return cls(samples, np.empty(rows, layout.label_dtype), images, arrays[len(images) :], sizes)
 
     @property
-    def image_size(self) -> tuple[int, int] | None:
+    def image_size(self) -> Size | None:
         """(height, width) of the images, or of the first view, where batches differ in size; else None."""
         return None if self.sizes is None else self.sizes[0]
 
