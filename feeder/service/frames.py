@@ -20,6 +20,9 @@ Note [Same host]
     host or from another network namespace, it takes TCP.
     Over TCP sendmsg sends from the mapped memory. sendfile of its memfd saves the copy at the sender, but was measured
     to cost more CPU time at both ends together.
+    The way by memory is there for the trials of a search: each further one on the server's host takes a hundredth of
+    the first one's CPU time so, and a tenth over TCP (bench/results/service.json). It can't go by a path in /proc in
+    place of the socket: the end of a TCP connection may be seen after the memory has been used again.
 """
 
 from __future__ import annotations
