@@ -176,8 +176,9 @@ def searched(page: TestClient, at: str) -> Iterator[str]:
 
 
 def test_a_search_goes_on_from_page_to_page(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.tools.browse.set_view.SEARCHED", 7)
-    monkeypatch.setattr("feeder.tools.browse.set_view.CHOSEN", 4)
+    monkeypatch.setattr("feeder.tools.browse.text_search.NAMES", 4)
+    monkeypatch.setattr("feeder.tools.browse.text_search.BLOCK", 7)
+    monkeypatch.setattr("feeder.tools.browse.set_view.AT_ONCE", 3)
     page = client(shards)
     dataset = feeder.ShardDataset(shards)
     paths, labels = dataset.column("path"), dataset.targets
@@ -200,8 +201,9 @@ def test_a_search_goes_on_from_page_to_page(shards: Path, monkeypatch: pytest.Mo
 
 
 def test_the_grid_turns_back_through_the_pages_it_came_by(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.tools.browse.set_view.SEARCHED", 7)
-    monkeypatch.setattr("feeder.tools.browse.set_view.CHOSEN", 4)
+    monkeypatch.setattr("feeder.tools.browse.text_search.NAMES", 4)
+    monkeypatch.setattr("feeder.tools.browse.text_search.BLOCK", 7)
+    monkeypatch.setattr("feeder.tools.browse.set_view.AT_ONCE", 3)
     monkeypatch.setattr("feeder.tools.browse.set_pages.ROWS_AT_ONCE", 3)
     page = client(shards)
 
@@ -229,18 +231,20 @@ def test_the_grid_turns_back_through_the_pages_it_came_by(shards: Path, monkeypa
 
 def test_a_search_finds_names_of_any_script_in_any_case(tmp_path: Path) -> None:
     """In the second shard, and in a folder."""
-    texts = ["Ünïcode-ÄÖ", "plain", "a<b>&c", "\udcff-raw"]
+    texts = ["Ünïcode-ÄÖ", "plain", "a<b>&c", "\udcff-raw", 'quo"ted', "back\\slash", "new\nline"]
     (tmp_path / "images/a").mkdir(parents=True)
     for seed, text in enumerate(texts):
         (tmp_path / f"images/a/{text}.jpg").write_bytes(encode(pixels(seed)))
     command = ["shard", str(tmp_path / "images"), "--no-shuffle", "--samples-per-shard", "2", "-q"]
     assert cli.main(command) == 0
-    wanted = {"ünïCODE": "Ünïcode-ÄÖ.jpg", "PLAIN": "plain.jpg", "<B>&": "a<b>&c.jpg", "-RAW": "\udcff-raw.jpg"}
+    wanted = {"ünïCODE": 0, "PLAIN": 1, "<B>&": 2, "-RAW": 3, 'O"T': 4, "K\\S": 5, "w\nL": 6}
     for place in (tmp_path / "images", tmp_path / "images-shards"):
         view = SetView(str(place))
-        for text, name in wanted.items():
+        for text, number in wanted.items():
             rows, following = view.rows(SampleChoice(text=text), 0, 60)
-            assert ([Path(row.path).name for row in rows], following) == ([name], None)
+            assert ([Path(row.path).name for row in rows], following) == ([f"{texts[number]}.jpg"], None)
+        for nowhere in ("[", '","', "0,0", "\\n", "u00", "images"):  # in the lines of the index, and in no name
+            assert view.rows(SampleChoice(text=nowhere), 0, 60) == ([], None)
 
 
 def troubled(folder: Path) -> Path:
@@ -253,11 +257,13 @@ def troubled(folder: Path) -> Path:
     return folder / "images"
 
 
-def test_kinds_of_trouble(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["images-shards", "images"])
+def test_kinds_of_trouble(place: str, tmp_path: Path) -> None:
     assert cli.main(["shard", str(troubled(tmp_path)), "--no-shuffle", "-q"]) == 0
-    page = client(tmp_path / "images-shards")
+    page = client(tmp_path / place)
     paths = feeder.ShardDataset(tmp_path / "images-shards").column("path")
     text = page.get("/").text
+    assert "<dt>height</dt><dd>20 to 80 pixels, median 70</dd>" in text
     for kind in ("small", "turned"):
         assert [paths[i] for i in ids(page.get(f"/samples?kind={kind}").text)] == [f"a/{kind}.jpg"]
         assert re.search(rf'kind={kind}">with [^<]*</a></td><td class="number">1<', text)
@@ -266,7 +272,7 @@ def test_kinds_of_trouble(tmp_path: Path) -> None:
     assert '<td>without a label</td><td class="number">0<' in text
 
 
-def test_filters_hold_together_in_the_order_that_is_chosen(tmp_path: Path) -> None:
+def test_filters_hold_together_in_the_order_that_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"a": [(80, 60), (300, 60)], "b": [(200, 150), (300, 150), (150, 400)]}  # (width, height)
     for name, each in sizes.items():
         (tmp_path / "images" / name).mkdir(parents=True)
@@ -292,6 +298,7 @@ def test_filters_hold_together_in_the_order_that_is_chosen(tmp_path: Path) -> No
     assert {"side-0": "2", "side-128": "3", "wide": "2", "panorama": "2", "tall": "1"}.items() <= dict(counted).items()
     for wrong in ("order=random", "kind=odd", "ids=1,x"):
         assert page.get(f"/samples?{wrong}").status_code == 400
+    monkeypatch.setattr("feeder.tools.browse.set_view.MEASURED", 4)
     unsized = client(tmp_path / "images")
     assert unsized.get("/samples?order=largest").status_code == 400
     assert 'name="order"' not in unsized.get("/samples").text
@@ -420,14 +427,15 @@ def test_a_search_finds_names_of_classes(tmp_path: Path) -> None:
 
 
 def test_a_search_finds_captions_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.tools.browse.set_view.CHOSEN", 2)
+    monkeypatch.setattr("feeder.tools.browse.text_search.CAPTIONS", 2)
     members = [(f"{k}.{end}", data) for k in range(3) for end, data in (("jpg", encode(pixels(k))), ("cls", b"0"))]
     captions = [("0.txt", b"A Cat, asleep"), ("2.txt", b"no c\xc3\xa4t")]
     write_tar(tmp_path / "set.tar", sorted(members + captions))
     assert cli.main(["index", str(tmp_path / "set.tar"), "-q"]) == 0
     page = client(tmp_path)
-    assert [ids(text) for text in searched(page, "/samples?text=cat")] == [[0]]
     assert [ids(text) for text in searched(page, "/samples?text=C%C3%84T")] == [[], [2]]
+    assert [ids(text) for text in searched(page, "/samples?text=cat")] == [[0]]
+    assert [ids(text) for text in searched(page, "/samples?text=nowhere")] == [[]]  # all were read by then
 
 
 def test_the_grid_has_masks_boxes_with_the_names_of_classes_and_keypoints_if_wanted(tmp_path: Path) -> None:
@@ -446,9 +454,11 @@ def test_the_grid_has_masks_boxes_with_the_names_of_classes_and_keypoints_if_wan
     assert (named != numbered).any()
 
 
-def test_kinds_that_nothing_tells_are_not_shown(tmp_path: Path) -> None:
-    page = client(troubled(tmp_path))  # a folder of images
+def test_kinds_that_nothing_tells_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.browse.set_view.MEASURED", 2)
+    page = client(troubled(tmp_path))  # a folder of three images
     text = page.get("/").text
+    assert "<dt>sizes</dt><dd>read of shards, and of a local folder of at most 2 images</dd>" in text
     assert '<td>without a label</td><td class="number">0<' in text
     assert not re.search(r"with an orientation|with a side|of more than", text)
     assert ids(page.get("/samples?kind=small").text) == []

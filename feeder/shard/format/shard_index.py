@@ -472,6 +472,21 @@ class ShardIndex:
         except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise damaged(self.path, f"row {row} of its details: {error}") from None
 
+    def detail_lines(self, first: int, end: int) -> list[bytes]:
+        """The lines of some rows in the group of details, from the first row to that before the end.
+
+        Raises:
+            FormatError: if they are damaged.
+        """
+        start = first - first % _CHUNK_ROWS
+        try:
+            group, lines = self.group("details"), list[bytes]()
+            for row in range(start, end, _CHUNK_ROWS):
+                lines += _unpacked(group, self.samples, row // _CHUNK_ROWS)
+        except ValueError as error:
+            raise damaged(self.path, f"its details: {error}") from None
+        return lines[first - start : end - start]
+
     def column(self, name: str) -> AnyArray:
         """A column of all samples: one of the records, "target" as [N, K], "source_bytes" or "source_row"; or
         "member_field", the numbers of the members' fields."""

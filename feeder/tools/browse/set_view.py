@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,22 +17,19 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.taken_down import all_taken_down, stand_in
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
-from feeder.shard.format.set_index import SetIndex
 from feeder.shard.store.url import is_remote
 from feeder.system.arrays import AnyArray, Bools, Int32s, Int64s, Uint8s
 from feeder.system.checks import check_one_of
 from feeder.tools.browse.kinds import KINDS, ORDERS, fits, is_unlabelled, order_of
 from feeder.tools.browse.scores import read_scores
+from feeder.tools.browse.text_search import AT_ONCE, TextSearch
 from feeder.tools.presets import open_dataset
 
 _SHOWN_CHARS = 20_000
-SEARCHED = 100_000  # samples a page: then the user searches on
-CHOSEN = 20_000  # samples a page whose names, or captions, are read one by one
-_NAMES_AT_ONCE = 4096  # a tenth of the time that one by one take
 _CHOICES = 8  # that are kept
-_CAPTION = "txt"
 _AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
 COUNTED = 5_000_000  # samples: of a larger set labels and sizes are not read
+MEASURED = 50_000  # images: of a larger folder sizes are not read, which takes some seconds for so many
 _LIST_OF_NUMBERS = re.compile(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]")  # of indented JSON, whose texts have no newline
 _NUMBERS = ("index", "key", "orientation", "path", "row", "width", "height")
 
@@ -123,8 +118,8 @@ class SetView:
         self.reader: Any = self.dataset.reader
         self.lock = threading.RLock()
         self.chosen = functools.lru_cache(_CHOICES)(self._choose)
-        keys = (key for _, key, _ in self._named(range(len(self))))
-        self.scores = {} if scores is None else read_scores(scores, keys, len(self))
+        self._texts = TextSearch(self.reader, self.lock, is_remote=is_remote(path))
+        self.scores = {} if scores is None else read_scores(scores, _keys(self.reader), len(self))
 
     def open(self, transform: Any) -> FeederDataset:
         """Opens the set once more, with a recipe."""
@@ -184,15 +179,26 @@ class SetView:
             found[name] = f"{low:,} to {high:,} pixels, median {median:,}"
         if len(self) > COUNTED:
             found["labels"] = f"not shown of more than {COUNTED:,} samples"
+        elif not self._has_sizes:
+            found["sizes"] = f"read of shards, and of a local folder of at most {MEASURED:,} images"
         found["members"] = ", ".join(name for name in self.reader.field_names() if name not in _NUMBERS)
         return {name: value for name, value in found.items() if value}
 
+    @property
+    def _has_sizes(self) -> bool:
+        """True if sizes are in an index, or are read from the files of a folder."""
+        if isinstance(self.reader, ShardReader):
+            return len(self) <= COUNTED
+        return len(self) <= MEASURED and not is_remote(self.path)
+
     @functools.cached_property
     def _stored(self) -> tuple[Uint8s, Int32s]:
-        """Orientations, uint8 [N], and upright heights and widths, int32 [N, 2]; of a folder or large set, none."""
-        if not isinstance(self.reader, ShardReader) or len(self) > COUNTED:
+        """Orientations, uint8 [N], and upright heights and widths, int32 [N, 2]; none of a set without sizes."""
+        if not self._has_sizes:
             return np.empty(0, np.uint8), np.empty((0, 2), np.int32)
         orientations, sizes = np.empty(len(self), np.uint8), np.empty((len(self), 2), np.int32)
+        with self.lock:
+            self.reader.measure()
         for first in range(0, len(self), _AT_ONCE):
             part = slice(first, first + _AT_ONCE)
             with self.lock:
@@ -224,9 +230,7 @@ class SetView:
             return None
         if kind == "unlabelled":
             return is_unlabelled(self.labels)
-        if not isinstance(self.reader, ShardReader):
-            return None
-        return fits(kind, *self._stored)
+        return fits(kind, *self._stored) if self._has_sizes else None
 
     def rows(self, choice: SampleChoice, first: int, most: int) -> tuple[list[Row], int | None]:
         """Returns samples for the grid, and the place from which to go on; None at the end.
@@ -244,22 +248,19 @@ class SetView:
             following = first + most if first + most < len(chosen) else None
             return [self.row(int(i)) for i in chosen[first : first + most]], following
 
-        wanted, found = choice.text.lower(), list[Row]()
-        labels = [each.label for each in self.classes if wanted in each.name.lower()]
-        is_of_class = np.isin(self.labels, labels) if labels else None
-        has_captions = _CAPTION in self.reader.field_names() and not is_remote(self.path)
-        end = min(first + (SEARCHED if isinstance(chosen, range) and not has_captions else CHOSEN), len(chosen))
-        for place, (i, key, path) in enumerate(self._named(chosen[first:end]), first):
-            if (
-                wanted in key.lower()
-                or wanted in path.lower()
-                or (is_of_class is not None and is_of_class[i])
-                or (has_captions and wanted in self._caption(i).lower())
-            ):
-                if len(found) == most:
-                    return found, place
-                found.append(self._row(i, key, path))
-        return found, end if end < len(chosen) else None
+        labels = [each.label for each in self.classes if choice.text.lower() in each.name.lower()]
+        search, rows = self._texts.search(choice.text), list[Row]()
+        end = min(first + self._texts.most, len(chosen))
+        for start in range(first, end, AT_ONCE):
+            ids = np.asarray(chosen[start : min(start + AT_ONCE, end)])
+            is_found = search(ids, np.isin(self.labels[ids], labels))
+            for row in np.flatnonzero(is_found).tolist():
+                if len(rows) == most:
+                    return rows, start + row
+                rows.append(self.row(int(ids[row])))
+            if len(is_found) < len(ids):
+                return rows, start + len(is_found)
+        return rows, end if end < len(chosen) else None
 
     def _choose(self, choice: SampleChoice) -> range | Int64s:
         """Returns the ids of a choice without a text, in its order."""
@@ -287,28 +288,15 @@ class SetView:
             return np.asarray(ordered[is_chosen[ordered]])
         found = np.flatnonzero(is_chosen)
         if choice.order:
-            sizes = self._stored[1]
-            if not len(sizes):
-                raise ArgumentError("the sizes of this set's images are not in an index, so it can't be sorted by them")
-            found = found[order_of(choice.order, sizes[found])]
+            if not self._has_sizes:
+                raise ArgumentError("the sizes of this set's images are not known, so it can't be sorted by them")
+            found = found[order_of(choice.order, self._stored[1][found])]
         return found
-
-    def _named(self, ids: range | Int64s) -> Iterator[tuple[int, str, str]]:
-        """Yields id, key and path of samples."""
-        if isinstance(ids, range):
-            return _names_of(self.reader, ids.start, ids.stop, self.lock)
-        return ((i, *self._names(i)) for i in ids.tolist())
-
-    def _caption(self, i: int) -> str:
-        with contextlib.suppress(DecodeError), self.lock:
-            return bytes(self.reader.member(i, _CAPTION) or b"").decode("utf-8", "replace")
-        return ""
 
     def row(self, i: int) -> Row:
         """Returns a sample's names, and the one that stands in its place."""
-        return self._row(i, *self._names(i))
-
-    def _row(self, i: int, key: str, path: str) -> Row:
+        with self.lock:
+            key, path = self.reader.field(i, "key") or "", self.reader.field(i, "path") or ""
         other = self.stand_in(i)
         notes = "" if other is None else f"taken down; sample {other:,} stands in"
         scores = {name: f"{values[i]:.6g}" for name, values in self.scores.items() if not np.isnan(values[i])}
@@ -318,10 +306,6 @@ class SetView:
         """Returns the sample that stands in the place of one that was taken down; None if that was not."""
         with self.lock:
             return stand_in(self.reader, i)
-
-    def _names(self, i: int) -> tuple[str, str]:
-        with self.lock:
-            return self.reader.field(i, "key") or "", self.reader.field(i, "path") or ""
 
     def members(self, i: int) -> list[ShownMember]:
         """Returns a sample's members, with those that are text as text."""
@@ -369,30 +353,11 @@ def _text(name: str, data: bytes) -> str | None:
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " ..."
 
 
-def _names_of(reader: Any, first: int, end: int, lock: AbstractContextManager[Any]) -> Iterator[tuple[int, str, str]]:
-    """Yields id, key and path of samples; a name that is not known is empty.
-
-    Args:
-        reader: Reads the set.
-        first: Id of the first sample.
-        end: That after the last one's.
-        lock: Is held while the set is read.
-    """
-    index = getattr(reader, "index", None)
-    if not isinstance(index, SetIndex):
-        for i in range(first, end):
-            with lock:
-                key, path = reader.field(i, "key") or "", reader.field(i, "path") or ""
-            yield i, key, path
+def _keys(reader: Any) -> Iterator[str]:
+    """Yields the keys of all samples, shard by shard: in a tenth of the time that one by one take."""
+    if not isinstance(reader, ShardReader):
+        yield from (reader.field(i, "key") for i in range(len(reader)))
         return
-    while first < end:
-        shard = int(index.header.locate(np.array([first]))[0][0])
-        start, stop = index.header.sample_range(shard)
-        here = range(first, min(first + _NAMES_AT_ONCE, stop, end))
-        rows = range(here.start - start, here.stop - start)
-        with lock:
-            own = index.shard_index(shard)
-            names = [own.details(row)[:2] for row in rows]
-        for i, (key, path) in zip(here, names, strict=True):
-            yield i, key.decode("utf-8", "surrogateescape"), os.fsdecode(path)
-        first = here.stop
+    for own in map(reader.index.shard_index, range(reader.index.header.shards)):
+        for row in range(own.samples):
+            yield own.details(row).key.decode("utf-8", "surrogateescape")

@@ -11,6 +11,10 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// A search that has found nothing yet goes on by itself.
+const further = document.querySelector(".goes-on");
+if (further) location.replace(further.href);
+
 // Ticked samples: lists of id and key by name, which this browser keeps for each set; nothing is sent.
 const bar = document.querySelector(".ticked");
 if (bar) {
