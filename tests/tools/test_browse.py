@@ -557,6 +557,74 @@ def test_masks_and_boxes_of_turned_photos_are_drawn(canvas: str, orientation: in
     assert not changed[around(x, y)].any()
 
 
+def test_kinds_of_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of photos that are stored as 96x64 pixels: counted on the first page, or looked for page by page."""
+    boxes = {
+        "plain": [[0, 0, 96, 64], [10, 10, 60, 60]],
+        "none": [],
+        "tiny": [[10, 10, 60, 60], [3, 3, 10, 13]],
+        "long": [[0, 0, 9, 60], [0, 0, 80, 11]],
+        "longer": [[0, 3, 90, 12]],
+        "empty": [[5, 5, 5, 20]],
+        "beyond": [[50, 0, 98, 20]],
+        "turned": [[0, 0, 64, 96]],
+    }
+    members = list[tuple[str, bytes]]()
+    for key, each in boxes.items():
+        members += [(f"{key}.jpg", grey(96, 64, 6 if key == "turned" else 1)), (f"{key}.cls", b"0")]
+        members += [(f"{key}.boxes.json", json.dumps({"boxes": each}).encode())]
+    members += [("bad.jpg", grey(96, 64)), ("bad.boxes.json", b"7"), ("without.jpg", grey(96, 64))]
+    write_tar(tmp_path / "set.tar", members)
+    assert cli.main(["index", str(tmp_path / "set.tar"), "-q"]) == 0
+    wanted = {
+        "boxes-bad": ["bad"],
+        "boxes-outside": ["empty", "beyond"],
+        "boxes-none": ["none", "without"],
+        "boxes-tiny": ["tiny"],
+        "boxes-long": ["longer"],
+    }
+    page = client(tmp_path)
+    counts = dict(re.findall(r'kind=(boxes-\w+)">[^<]*</a></td><td class="number">(\d*)<', page.get("/").text))
+    assert counts == {kind: str(len(keys)) for kind, keys in wanted.items()}
+    assert ids(page.get("/samples?kind=boxes-tiny&text=nowhere").text) == []
+
+    monkeypatch.setattr("feeder.tools.browse.box_kinds.COUNTED", 2)
+    monkeypatch.setattr("feeder.tools.browse.box_kinds.READ", 3)
+    keys = feeder.ShardDataset(tmp_path).column("key")
+    for kind, named in wanted.items():
+        page = client(tmp_path)
+        assert f'kind={kind}">' in page.get("/").text
+        assert f'<option value="{kind}"' in page.get("/samples").text
+        found, pages, at = list[int](), 0, f"/samples?kind={kind}"
+        while at:
+            text = page.get(at).text
+            found, pages = found + ids(text), pages + 1
+            following = re.search(r'rel="next" href="([^"]+)"', text)
+            at = "" if following is None else unescape(following[1])
+        assert [keys[i] for i in found] == named, kind
+        assert pages == 4
+    assert [keys[i] for i in ids(page.get("/samples?kind=boxes-tiny").text)] == ["tiny"]  # all were read by then
+    assert not re.search("boxes-", client(indexed(tmp_path / "plain", ("jpg", grey(96, 64)))).get("/samples").text)
+
+
+def test_polygons_and_keypoints_of_coco_are_drawn(tmp_path: Path) -> None:
+    polygons = [[[8, 8, 40, 8, 40, 56, 8, 56], [1, 1, 2, 2]], {"counts": [0], "size": [64, 96]}, []]
+    points = {"keypoints": [[[70, 32], [88, 32]]], "visibility": [[2, 0]], "points_per_group": 2}
+    members = {"segmentation.json": polygons, "kp.json": points}
+    encoded = ((name, json.dumps(value).encode()) for name, value in members.items())
+    page = client(indexed(tmp_path, ("jpg", grey(96, 64)), ("cls", b"0"), *encoded))
+    text = unescape(page.get("/sample/0").text)
+    assert "With <bdi>kp.json, segmentation.json</bdi>" in text
+    assert "segmentation.json: 1 object as RLE; `--instance-masks` makes masks of it" in text
+    for place in ("/whole/0", "/whole/0?over=stored", "/small/0", "/small/0?over=1"):
+        assert page.get(place).status_code == 200
+    plain, drawn = (picture(page.get(place).content).astype(int) for place in ("/whole/0", "/whole/0?over=stored"))
+    changed = np.abs(drawn - plain).max(axis=2) > 20
+    assert changed[10:54, 10:38].all()
+    assert changed[32, 70]
+    assert not changed[:, 76:].any()  # the point that is not labelled
+
+
 def test_what_is_not_drawn_is_told_with_the_reason(tmp_path: Path) -> None:
     members = [("jpg", grey(96, 64)), ("cls", b"0"), ("seg.png", mask_of(np.zeros((9, 8), np.uint8)))]
     members += [("right.png", encode(pixels(3, 96, 64), "PNG")), ("boxes.json", HOSTILE.encode())]
@@ -603,8 +671,13 @@ def header(width: int, height: int, depth: int = 8, color: int = 3) -> tuple[byt
                 "7",
             )
         ),
+        *(
+            ("segmentation.json", data.encode())
+            for data in ("[" * 100_000, "7", "[[7]]", "[[[true, 1, 2, 3, 4, 5]]]", f"[[[{'9' * 400}, 1, 2, 3, 4, 5]]]")
+        ),
+        ("segmentation.json", b"[[[1e300, 1, 2, 3, 4, 5]]]"),
     ],
-    ids=map(str, range(16)),
+    ids=map(str, range(22)),
 )
 def test_hostile_masks_and_boxes_are_not_drawn(name: str, data: bytes, tmp_path: Path) -> None:
     page = client(indexed(tmp_path, ("jpg", grey(96, 64)), ("cls", b"0"), (name, data)))
@@ -768,6 +841,7 @@ def test_crops_have_the_targets_over_them_where_the_crop_has_them(orientation: i
     image = Image.fromarray(np.repeat(60 + 180 * bright[..., None], 3, axis=2))
     members = [("jpg", encode(image, quality=100, orientation=orientation)), ("cls", b"0")]
     targets = {"boxes.json": b'{"boxes": [[16, 8, 56, 40]]}', "seg.png": mask_of(bright)}
+    targets["segmentation.json"] = b"[null, [[16, 8, 56, 8, 56, 40, 16, 40]]]"
     for name, data in targets.items():
         (tmp_path / name).mkdir()
         page = client(indexed(tmp_path / name, *members, (name, data)))
@@ -784,7 +858,7 @@ def test_crops_have_the_targets_over_them_where_the_crop_has_them(orientation: i
                 for each in (ImageFilter.MaxFilter, ImageFilter.MinFilter)
             )
             assert not changed[~grown].any()
-            assert changed[shrunk].all() if name == "seg.png" else not changed[shrunk & ~_border(shrunk)].any()
+            assert changed[shrunk].all() if name != "boxes.json" else not changed[shrunk & ~_border(shrunk)].any()
             assert changed.any() == is_bright.any()
 
 

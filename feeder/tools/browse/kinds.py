@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from feeder.system.arrays import AnyArray, Bools, Float64s, Int32s, Int64s, Uint8s
+from feeder.tools.browse.box_kinds import BOX_KINDS
 
-# An index of a set tells them without a look at the images.
+# An index of a set tells them without a look at the images; but for those of boxes.
 GROUPS = {
     "To look at": {
         "turned": "with an orientation other than 1",
@@ -29,6 +30,7 @@ GROUPS = {
         "wide": "wider than 5:4",
         "panorama": "wider than 2:1",
     },
+    "Boxes": BOX_KINDS,
 }
 KINDS = {kind: words for group in GROUPS.values() for kind, words in group.items()}
 ORDERS = {
@@ -57,7 +59,7 @@ def fits(kind: str, orientations: Uint8s, sizes: Int32s) -> Bools:
     """Returns for each image if it is of a kind, bool [N].
 
     Args:
-        kind: One of :data:`KINDS`, but for "unlabelled" and "gone".
+        kind: One of :data:`KINDS`, but for "unlabelled", "gone" and those of boxes.
         orientations: uint8 [N], 1-8.
         sizes: Upright (height, width), int32 [N, 2], pixels.
     """

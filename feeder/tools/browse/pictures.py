@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from feeder.decoders.targets.mask import MaskArray, check_mask, decode_mask, mov
 from feeder.errors import DecodeError
 from feeder.system.arrays import AnyArray, Uint8s
 from feeder.system.checks import check_one_of
+from feeder.system.text import count
 from feeder.tools.browse.set_view import SetView
 from feeder.transforms.boxes import Boxes, move_boxes, move_points
 from feeder.transforms.moves import Moves, upright
@@ -29,7 +31,8 @@ _CANVASES = ("stored", "upright")  # as of targets, see feeder.transforms.Mask
 _COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#46f0f0", "#f032e6", "#bcf60c", "#fabebe", "#008080")
 _PALETTE = np.array([[int(color[k : k + 2], 16) for k in (1, 3, 5)] for color in _COLORS], np.uint8)
 _IGNORED = 255  # by convention, of a mask
-_BOXES, _POINTS = "boxes.json", "keypoints.json"
+_BOXES, _POLYGONS = "boxes.json", "segmentation.json"
+_POINTS = ("keypoints.json", "kp.json")  # as feeder shard names those of COCO
 
 
 class Pictures:
@@ -191,6 +194,10 @@ class Overlays(NamedTuple):
                     found.drawn[name] = decode_boxes(data)
                 elif name.endswith(_POINTS):
                     found.drawn[name] = decode_points(data)
+                elif name.endswith(_POLYGONS):
+                    found.drawn[name], others = _decode_polygons(data)
+                    if others:
+                        found.refused[name] = f"{count(others, 'object')} as RLE; `--instance-masks` makes masks of it"
                 else:
                     check_mask(data, [given])
                     found.drawn[name] = decode_mask(data, "int32")
@@ -223,14 +230,54 @@ class Overlays(NamedTuple):
                 image = _with_mask(image, value)
             elif name.endswith(_BOXES):
                 image = _with_boxes(image, value, classes or [])
+            elif name.endswith(_POLYGONS):
+                image = _with_polygons(image, value)
             else:
                 image = _with_points(image, value)
         return image
 
 
 def _is_overlay(name: str) -> bool:
-    """Returns True for the name of a member that may be a mask or boxes."""
-    return name.endswith((_BOXES, _POINTS, ".png"))
+    """Returns True for the name of a member that may be a mask, boxes, polygons or keypoints."""
+    return name.endswith((_BOXES, _POLYGONS, *_POINTS, ".png"))
+
+
+def _decode_polygons(data: bytes) -> tuple[Annotations, int]:
+    """Parses COCO's segmentations, a list with an element for each object: polygons, None or RLE.
+
+    Returns:
+        The corners of all polygons, float32 [K, 2], with the numbers of their polygons and objects in ``rest``; and the
+        number of objects that are RLE.
+
+    Raises:
+        DecodeError: saying what else it is.
+    """
+    expected = "expected a list of polygons [x, y, x, y, x, y, ...] for each object"
+    corners, places, others = list[float](), list[tuple[int, int]](), 0
+    try:
+        objects = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"not JSON: {error}") from None
+    if not isinstance(objects, list):
+        raise DecodeError(f"{expected}, got {str(objects)[:40]!r}")
+
+    for number, polygons in enumerate(objects):
+        others += isinstance(polygons, dict)
+        for polygon in polygons if isinstance(polygons, list) else ():
+            if not (isinstance(polygon, list) and all(type(each) in (int, float) for each in polygon)):
+                raise DecodeError(f"{expected}, got {str(polygon)[:40]!r} of object {number}")
+            if len(polygon) >= 6 and len(polygon) % 2 == 0:
+                places += [(len(places), number)] * (len(polygon) // 2)
+                corners += polygon
+    try:
+        with np.errstate(over="ignore"):
+            values = np.array(corners, np.float32).reshape(-1, 2)
+    except OverflowError:
+        raise DecodeError("a corner of a polygon is beyond all numbers") from None
+    if not np.isfinite(values).all():
+        raise DecodeError("the corners of polygons must be finite")
+    numbers = np.array(places, np.int64).reshape(-1, 2)
+    return Annotations(values, {"polygon": numbers[:, 0], "object": numbers[:, 1]}), others
 
 
 def _with_boxes(image: Image.Image, boxes: Annotations, classes: list[str]) -> Image.Image:
@@ -253,9 +300,24 @@ def _with_boxes(image: Image.Image, boxes: Annotations, classes: list[str]) -> I
 def _with_points(image: Image.Image, points: Annotations) -> Image.Image:
     drawn = image.copy()
     pen, radius = ImageDraw.Draw(drawn), max(2, image.width // 200)
+    is_seen = np.ones(points.values.shape[:-1], bool)
+    with contextlib.suppress(OverflowError, TypeError, ValueError):  # COCO's: 0 for a point that is not labelled
+        is_seen &= np.array(points.rest.get("visibility", 1)) != 0
     for number, group in enumerate(points.values.clip(-radius, [side + radius for side in image.size])):
-        for point in group.reshape(-1, 2).tolist():
+        for point in group[is_seen[number]].reshape(-1, 2).tolist():
             pen.circle(point, radius, _COLORS[number % len(_COLORS)], "white")
+    return drawn
+
+
+def _with_polygons(image: Image.Image, corners: Annotations) -> Image.Image:
+    drawn = image.copy()
+    pen, width = ImageDraw.Draw(drawn, "RGBA"), max(2, image.width // 300)
+    values = corners.values.clip([-side for side in image.size], [2 * side for side in image.size])
+    starts = np.flatnonzero(np.diff(corners.rest["polygon"], prepend=-1))
+    for start, polygon in zip(starts.tolist(), np.split(values, starts[1:]), strict=True):
+        color = _COLORS[int(corners.rest["object"][start]) % len(_COLORS)]
+        if len(polygon) > 1:  # else its other corners left the image
+            pen.polygon([*map(tuple, polygon.tolist())], f"{color}60", color, width)
     return drawn
 
 

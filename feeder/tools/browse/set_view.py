@@ -20,6 +20,7 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.store.url import is_remote
 from feeder.system.arrays import AnyArray, Bools, Int32s, Int64s, Uint8s
 from feeder.system.checks import check_one_of
+from feeder.tools.browse.box_kinds import BOX_KINDS, BoxKinds
 from feeder.tools.browse.kinds import KINDS, ORDERS, fits, is_unlabelled, order_of
 from feeder.tools.browse.scores import read_scores
 from feeder.tools.browse.text_search import AT_ONCE, TextSearch
@@ -50,6 +51,16 @@ class SampleChoice(NamedTuple):
     kinds: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
     order: str = ""
+
+    @property
+    def box_kinds(self) -> list[str]:
+        """Its kinds of boxes."""
+        return [kind for kind in self.kinds if kind in BOX_KINDS]
+
+    @property
+    def is_searched(self) -> bool:
+        """True for samples that are looked for one after the other, so that their number is not known."""
+        return bool(self.text or self.box_kinds)
 
 
 class ClassRow(NamedTuple):
@@ -119,6 +130,7 @@ class SetView:
         self.lock = threading.RLock()
         self.chosen = functools.lru_cache(_CHOICES)(self._choose)
         self._texts = TextSearch(self.reader, self.lock, is_remote=is_remote(path))
+        self._boxes = BoxKinds(self.reader, self.lock, is_remote=is_remote(path))
         self.scores = {} if scores is None else read_scores(scores, _keys(self.reader), len(self))
 
     def open(self, transform: Any) -> FeederDataset:
@@ -206,10 +218,10 @@ class SetView:
         return orientations, sizes
 
     @functools.cached_property
-    def kinds(self) -> dict[str, int]:
-        """Number of samples of those of :data:`KINDS` that the set's index or folder tells."""
+    def kinds(self) -> dict[str, int | None]:
+        """Number of samples of those of :data:`KINDS` that the set tells; None of boxes that were not counted."""
         found = {kind: int(known.sum()) for kind in KINDS if (known := self._known(kind)) is not None}
-        return {kind: number for kind, number in found.items() if number or kind != "gone"}
+        return {kind: number for kind, number in found.items() if number or kind != "gone"} | self._boxes.counts()
 
     @functools.cached_property
     def orders(self) -> dict[str, str]:
@@ -226,7 +238,7 @@ class SetView:
             is_gone = np.zeros(len(self), bool)
             is_gone[gone] = True
             return is_gone
-        if len(self) > COUNTED:
+        if len(self) > COUNTED or kind in BOX_KINDS:
             return None
         if kind == "unlabelled":
             return is_unlabelled(self.labels)
@@ -243,17 +255,24 @@ class SetView:
         Raises:
             ArgumentError: for a choice that the set can't make.
         """
-        chosen = self.chosen(choice._replace(text=""))
-        if not choice.text:
+        chosen = self.listed(choice)
+        if not choice.is_searched:
             following = first + most if first + most < len(chosen) else None
             return [self.row(int(i)) for i in chosen[first : first + most]], following
 
         labels = [each.label for each in self.classes if choice.text.lower() in each.name.lower()]
-        search, rows = self._texts.search(choice.text), list[Row]()
-        end = min(first + self._texts.most, len(chosen))
+        search = self._texts.search(choice.text) if choice.text else None
+        choose = self._boxes.choose(choice.box_kinds)
+        rows, end = list[Row](), min(first + self._texts.most, len(chosen))
         for start in range(first, end, AT_ONCE):
             ids = np.asarray(chosen[start : min(start + AT_ONCE, end)])
-            is_found = search(ids, np.isin(self.labels[ids], labels))
+            is_found = np.ones(len(ids), bool) if search is None else search(ids, np.isin(self.labels[ids], labels))
+            if choice.box_kinds:
+                places = np.flatnonzero(is_found)
+                fits = choose(ids[places])
+                is_found = is_found[: len(is_found) if len(fits) == len(places) else places[len(fits)]]
+                is_found[places[: len(fits)]] = fits
+
             for row in np.flatnonzero(is_found).tolist():
                 if len(rows) == most:
                     return rows, start + row
@@ -262,8 +281,13 @@ class SetView:
                 return rows, start + len(is_found)
         return rows, end if end < len(chosen) else None
 
+    def listed(self, choice: SampleChoice) -> range | Int64s:
+        """Returns the ids of a choice, in its order, before its text and its kinds of boxes are looked for."""
+        kinds = tuple(kind for kind in choice.kinds if kind not in BOX_KINDS)
+        return self.chosen(choice._replace(text="", kinds=kinds))
+
     def _choose(self, choice: SampleChoice) -> range | Int64s:
-        """Returns the ids of a choice without a text, in its order."""
+        """Returns the ids of a choice without a text and kinds of boxes, in its order."""
         for kind in choice.kinds:
             check_one_of("kind", kind, KINDS)
         if choice.order:
