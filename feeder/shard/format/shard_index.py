@@ -246,7 +246,7 @@ def _packed(lines: Sequence[bytes]) -> bytes:
     return np.cumsum([len(blob) for blob in blobs]).astype("<u4").tobytes() + b"".join(blobs)
 
 
-def _unpacked(group: memoryview, lines: int, chunk: int) -> list[bytes]:
+def _unpacked(group: memoryview, lines: int, chunk: int) -> bytes:
     """Returns the lines of a chunk of a group of so many; raises ValueError if it is damaged."""
     base = 4 * -(-lines // _CHUNK_ROWS)
     start, end = (int.from_bytes(group[4 * k : 4 * k + 4], "little") if k >= 0 else 0 for k in (chunk - 1, chunk))
@@ -257,10 +257,9 @@ def _unpacked(group: memoryview, lines: int, chunk: int) -> list[bytes]:
         raise ValueError(f"chunk {chunk}: {error}") from None
     if not inflate.eof:
         raise ValueError(f"chunk {chunk} is cut off, or inflates to more than {_MAX_CHUNK_BYTES} bytes")
-    found = data.split(b"\n")
-    if len(found) != min(_CHUNK_ROWS, lines - chunk * _CHUNK_ROWS):
-        raise ValueError(f"chunk {chunk} has {len(found)} lines")
-    return found
+    if (found := data.count(b"\n") + 1) != min(_CHUNK_ROWS, lines - chunk * _CHUNK_ROWS):
+        raise ValueError(f"chunk {chunk} has {found} lines")
+    return data
 
 
 class ShardIndex:
@@ -464,7 +463,7 @@ class ShardIndex:
         try:
             known = self._chunk
             if known[0] != chunk:
-                known = self._chunk = chunk, _unpacked(self.group("details"), self.samples, chunk)
+                known = self._chunk = chunk, _unpacked(self.group("details"), self.samples, chunk).split(b"\n")
             key, path, source_bytes, source_row, members = json.loads(known[1][at])
             key, path = (text.encode("utf-8", "surrogateescape") for text in (key, path))
             places = [(int(field), int(length), int(gap)) for field, length, gap in members]
@@ -472,20 +471,22 @@ class ShardIndex:
         except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise damaged(self.path, f"row {row} of its details: {error}") from None
 
-    def detail_lines(self, first: int, end: int) -> list[bytes]:
+    def detail_lines(self, first: int, end: int) -> bytes:
         """The lines of some rows in the group of details, from the first row to that before the end.
 
         Raises:
             FormatError: if they are damaged.
         """
-        start = first - first % _CHUNK_ROWS
+        chunks = range(first // _CHUNK_ROWS, -(-end // _CHUNK_ROWS))
         try:
-            group, lines = self.group("details"), list[bytes]()
-            for row in range(start, end, _CHUNK_ROWS):
-                lines += _unpacked(group, self.samples, row // _CHUNK_ROWS)
+            group = self.group("details")
+            text = b"\n".join([_unpacked(group, self.samples, chunk) for chunk in chunks])
         except ValueError as error:
             raise damaged(self.path, f"its details: {error}") from None
-        return lines[first - start : end - start]
+        if first % _CHUNK_ROWS == 0 and end in (self.samples, chunks.stop * _CHUNK_ROWS):
+            return text
+        start = chunks.start * _CHUNK_ROWS
+        return b"\n".join(text.split(b"\n")[first - start : end - start])
 
     def column(self, name: str) -> AnyArray:
         """A column of all samples: one of the records, "target" as [N, K], "source_bytes" or "source_row"; or

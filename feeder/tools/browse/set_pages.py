@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -67,7 +68,7 @@ class SetPages:
             name: [(kind, words, view.kinds[kind]) for kind, words in group.items() if kind in view.kinds]
             for name, group in GROUPS.items()
         }
-        return self._renderer.page(
+        page = self._renderer.page(
             "set.html",
             facts=view.facts,
             groups={name: rows for name, rows in counted.items() if rows},
@@ -76,6 +77,8 @@ class SetPages:
             number=len(view.classes),
             most=_most(view.classes),
         )
+        page.background = BackgroundTask(view.texts.read_names)  # once the page is sent
+        return page
 
     def classes(self, request: Request) -> Response:
         """Classes by their names or numbers, some hundred a page."""

@@ -114,6 +114,7 @@ class SetView:
 
     Attributes:
         scores: The table's columns by name, float64 [N], with NaN for a sample without the number.
+        texts: The names and captions, to be searched.
 
     Raises:
         FeederError: if one of them can't be opened.
@@ -129,7 +130,7 @@ class SetView:
         self.reader: Any = self.dataset.reader
         self.lock = threading.RLock()
         self.chosen = functools.lru_cache(_CHOICES)(self._choose)
-        self._texts = TextSearch(self.reader, self.lock, is_remote=is_remote(path))
+        self.texts = TextSearch(self.reader, self.lock, is_remote=is_remote(path))
         self._boxes = BoxKinds(self.reader, self.lock, is_remote=is_remote(path))
         self.scores = {} if scores is None else read_scores(scores, _keys(self.reader), len(self))
 
@@ -261,9 +262,9 @@ class SetView:
             return [self.row(int(i)) for i in chosen[first : first + most]], following
 
         labels = [each.label for each in self.classes if choice.text.lower() in each.name.lower()]
-        search = self._texts.search(choice.text) if choice.text else None
+        search = self.texts.search(choice.text) if choice.text else None
         choose = self._boxes.choose(choice.box_kinds)
-        rows, end = list[Row](), min(first + self._texts.most, len(chosen))
+        rows, end = list[Row](), min(first + self.texts.most, len(chosen))
         for start in range(first, end, AT_ONCE):
             ids = np.asarray(chosen[start : min(start + AT_ONCE, end)])
             is_found = np.ones(len(ids), bool) if search is None else search(ids, np.isin(self.labels[ids], labels))

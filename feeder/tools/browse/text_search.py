@@ -17,14 +17,13 @@ import json
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from json.encoder import encode_basestring
 from typing import Any
 
 import numpy as np
 
-from feeder.errors import DecodeError
+from feeder.errors import DecodeError, FormatError
 from feeder.shard.format.set_index import SetIndex
 from feeder.system.arrays import Bools, Int64s
 
@@ -34,7 +33,6 @@ CAPTIONS = 1 << 13  # that one search reads at most; a million of those that wer
 BLOCK = 1 << 13
 AT_ONCE = 16 * BLOCK  # samples that are searched together
 _CAPTION = "txt"
-_THREADS = 2  # inflate lines at the same time, without Python's lock
 _TO_ESCAPE = re.compile(rb'[^ -~]|["\\]')
 _NUMBERS = frozenset("0123456789-,[]")
 
@@ -59,6 +57,14 @@ class TextSearch:
     def __len__(self) -> int:
         return len(self._reader)
 
+    def read_names(self) -> None:
+        """Reads the names of a local set ahead of the first search, as many as stay in memory; damaged ones are told by
+        the search itself."""
+        if self.most == NAMES:
+            with contextlib.suppress(FormatError):
+                for first in range(0, min(len(self), NAMES), BLOCK):
+                    self._block(first // BLOCK)
+
     def search(self, wanted: str) -> Callable[[Int64s, Bools], Bools]:
         """Returns a function that looks for a text in the names and captions of samples.
 
@@ -73,10 +79,8 @@ class TextSearch:
         def search(ids: Int64s, is_found: Bools) -> Bools:
             nonlocal left
             blocks = [block for block in np.unique(ids // BLOCK).tolist() if block not in searched]
-            with ThreadPoolExecutor(_THREADS) as pool:
-                hits = pool.map(lambda block: self._hits(block, wanted), blocks)
-                for block, has_it in zip(blocks, hits, strict=True):
-                    found[block * BLOCK : (block + 1) * BLOCK] = has_it
+            for block in blocks:
+                found[block * BLOCK : (block + 1) * BLOCK] = self._hits(block, wanted)
             searched.update(blocks)
 
             is_found = is_found | found[ids]
@@ -130,7 +134,7 @@ class TextSearch:
             rows = range(first - start, min(stop, end) - start)
             with self._lock:
                 own = index.shard_index(shard)
-            text = b"\n".join(own.detail_lines(rows.start, rows.stop))
+            text = own.detail_lines(rows.start, rows.stop)
             if b"\\" in text:
                 names = [own.details(row)[:2] for row in rows]
                 text = b"\n".join(_line(os.fsdecode(key), os.fsdecode(path)) for key, path in names)
