@@ -81,6 +81,22 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
     return dict(next(iter(inner.values())))
 
 
+def read_recipe(path: str) -> Recipe | Views:
+    """Returns the recipe of a JSON file, as the state of a loader has it under "recipe".
+
+    Raises:
+        ArgumentError: if the file can't be read, or has none.
+    """
+    with naming(path):
+        try:
+            with open(path, encoding="utf-8-sig") as file:
+                return recipe_from_json(json.load(file))
+        except OSError as error:
+            raise ArgumentError(f"can't be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ArgumentError(f'{error}; write state_dict()["recipe"] of a loader to it as JSON') from error
+
+
 @contextlib.contextmanager
 def naming(path: str | None) -> Iterator[None]:
     """Names the file of a state in errors about it; None: there is none."""

@@ -1027,6 +1027,39 @@ def test_the_command_sorts_by_the_scores_that_it_is_given(shards: Path, tmp_path
             assert ids(answer.read().decode())[:3] == [8, 2, 4]
 
 
+def test_the_command_crops_by_the_recipe_that_it_is_given(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
+    loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9)
+    batches = list(loader)
+    state, file = loader.state_dict(), tmp_path / "recipe.json"
+    file.write_text(json.dumps(state["recipe"]))
+    with served(str(shards), "--recipe", str(file)) as (_, url):
+        browser, place = opener(), url.partition("?")[0]
+        browser.open(url).close()
+        with browser.open(f"{place}sample/0") as answer:
+            text = answer.read().decode()
+        assert "by the given recipe" in text
+        assert "RandomCrop" in text
+        at = "seed=9&epoch=0&step=3&batch_size=4"
+        for row, image in enumerate(batches[3][0]):
+            with browser.open(f"{place}step-image?{at}&row={row}") as answer:
+                assert np.array_equal(picture(answer.read()).transpose(2, 0, 1), image)
+    assert "default recipe; --state or --recipe shows a run" in client(shards).get("/batch").text
+
+    for wrong, reason in (("[", "Expecting value"), ('[{"Nothing": {}}]', "Nothing"), (None, "can't be read: No such")):
+        file.unlink() if wrong is None else file.write_text(wrong)
+        assert cli.main(["browse", str(shards), "--recipe", str(file)]) == 2
+        error = capsys.readouterr().err
+        assert str(file) in error
+        assert reason in error
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    file.write_text("[]")
+    assert cli.main(["browse", str(shards), "--recipe", str(file), "--state", str(tmp_path / "state.json")]) == 2
+    assert "has a recipe of its own: leave --recipe out" in capsys.readouterr().err
+
+
 def test_an_earlier_version_is_shown_by_name_and_with_its_states(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

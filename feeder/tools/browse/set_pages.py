@@ -142,9 +142,9 @@ class SetPages:
             seed=seed,
             views=len(self._training.recipe.views),
             epochs=range(first, min(first + _EPOCHS, _EPOCHS_OF_A_RUN)),
+            named=self._training.named,
             recipe=str(self._training.recipe),
             is_mixed=self._training.is_mixed,
-            is_saved=self._training.state is not None,
         )
 
     def batch(self, request: Request) -> Response:
@@ -165,6 +165,7 @@ class SetPages:
             ranks=self._training.ranks,
             error=error,
             is_saved=self._training.state is not None,
+            named=self._training.named,
             recipe=str(self._training.recipe),
         )
 

@@ -19,7 +19,7 @@ from feeder.system.arrays import Uint8s
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.presets import preset
 from feeder.tools.replayed_run import as_pixels, batch_pixels, loader_of
-from feeder.transforms import Recipe
+from feeder.transforms import Recipe, Views
 from feeder.transforms.moves import Moves, drawn_moves
 
 _LOADERS = 8  # that are kept
@@ -54,24 +54,37 @@ class Batch(NamedTuple):
 
 
 class Training:
-    """A run over a set: the training preset's recipe, or that of a saved state.
+    """A run over a set: the training preset's recipe, a given one, or that of a saved state.
 
     Args:
         view: The set.
         image_size: Height and width of the preset's crops, pixels.
-        state: The state of a loader; None: the preset.
+        state: The state of a loader; None: a run of its own.
+        recipe: Its recipe, where there is no state; None: the preset.
 
     Raises:
         ArgumentError: if the state does not fit the set.
     """
 
-    def __init__(self, view: SetView, image_size: int = 224, state: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        view: SetView,
+        image_size: int = 224,
+        state: dict[str, Any] | None = None,
+        recipe: Recipe | Views | None = None,
+    ) -> None:
         self._view = view
         self.state = state
         self._saved = None if state is None else loader_of(view.path, state)
-        self.dataset: FeederDataset = (
-            view.open(preset("train", "uint8", image_size)) if self._saved is None else self._saved.dataset
-        )
+        self.named = "the recipe of the saved state"
+        if self._saved is not None:
+            self.dataset: FeederDataset = self._saved.dataset
+        elif recipe is not None:
+            self.named = "the given recipe"
+            self.dataset = FeederDataset(view.open(None).reader, recipe, ())  # which one with ops on targets needs
+        else:
+            self.named = "feeder's default recipe; --state or --recipe shows a run's own"
+            self.dataset = view.open(preset("train", "uint8", image_size))
         self.recipe = self.dataset.recipe
         self._loader = functools.lru_cache(_LOADERS)(self._new_loader)
 

@@ -22,6 +22,7 @@ def add(commands: Any) -> None:
             "feeder browse ./images-shards",
             "feeder browse s3://bucket/set --port 8000",
             "feeder browse ./images-shards --state run.pt --key loader  # of that run",
+            "feeder browse ./images-shards --recipe recipe.json         # as a recipe crops",
             "feeder browse ./images-shards --scores losses.parquet      # sorted by them",
         ),
     )
@@ -36,6 +37,9 @@ def add(commands: Any) -> None:
         help="sort by the columns of numbers of a CSV or Parquet file, whose column key or id names the samples",
     )
     command.add_argument("--state", metavar="FILE", help="take recipe, seed and batches from what state_dict() gave")
+    command.add_argument(
+        "--recipe", metavar="FILE", help='take the recipe from a JSON file with state_dict()["recipe"] of a loader'
+    )
     command.add_argument("--key", metavar="NAME", help="name of the loader's state in the checkpoint, such as loader")
     command.add_argument(
         "--version",
@@ -54,9 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     from feeder.tools.browse.page_server import make_app
     from feeder.tools.browse.set_view import SetView
     from feeder.tools.browse.training import Training
-    from feeder.tools.replayed_run import naming, read_state, targets_of
+    from feeder.tools.replayed_run import naming, read_recipe, read_state, targets_of
 
     state = None if arguments.state is None else read_state(arguments.state, arguments.key)
+    recipe = None if arguments.recipe is None else read_recipe(arguments.recipe)
+    if state is not None and recipe is not None:
+        raise ArgumentError(f"{arguments.state}: has a recipe of its own: leave --recipe out")
+
     version, targets = arguments.set_version, []
     if state is not None:
         version = set_version(state)
@@ -66,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             targets = targets_of(state)
     view = SetView(arguments.set, version=version, targets=targets, scores=arguments.scores)
     with naming(arguments.state):
-        training = Training(view, arguments.image_size, state)
+        training = Training(view, arguments.image_size, state, recipe)
 
     app = make_app(view, training)
     with _listening(arguments.port) as listening:
