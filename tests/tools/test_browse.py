@@ -608,6 +608,39 @@ def test_kinds_of_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "boxes-" not in client(indexed(tmp_path / "plain", ("jpg", grey(96, 64)))).get("/samples").text
 
 
+def test_classes_of_boxes_are_those_of_a_set_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As feeder shard makes it of COCO's boxes."""
+    boxes = [["cat", "dog"], ["cat", "cat"], [], ["dog"]]
+    names, annotations = ["cat", "cup", "dog"], list[dict[str, Any]]()
+    (tmp_path / "images").mkdir()
+    for i, each in enumerate(boxes):
+        (tmp_path / f"images/{i}.jpg").write_bytes(encode(pixels(i, 96, 64)))
+        annotations += [{"image_id": i, "category_id": names.index(name), "bbox": [4, 4, 30, 30]} for name in each]
+    images = [{"id": i, "file_name": f"{i}.jpg", "width": 96, "height": 64} for i in range(4)]
+    categories = [{"id": number, "name": name} for number, name in enumerate(names)]
+    coco = {
+        "images": images,
+        "categories": categories,
+        "annotations": [{"id": k} | each for k, each in enumerate(annotations)],
+    }
+    (tmp_path / "boxes.json").write_text(json.dumps(coco))
+    command = ["shard", str(tmp_path / "images"), "--annotations", str(tmp_path / "boxes.json"), "--no-shuffle", "-q"]
+    assert cli.main(command) == 0
+    page = client(tmp_path / "images-shards")
+    text = page.get("/").text
+    assert "without a label" not in text
+    cards = re.findall(r'label=(\d)">(?:<img src="/small/(\d)")?.*?<bdi class="name">(\w+)</bdi>.*?(\d) sample', text)
+    assert cards == [("0", "0", "cat", "2"), ("1", "", "cup", "0"), ("2", "0", "dog", "2")]
+    for at, found in (("label=0", [0, 1]), ("label=1", []), ("label=2", [0, 3]), ("label=2&text=3.jpg", [3])):
+        assert ids(page.get(f"/samples?{at}").text) == found
+
+    monkeypatch.setattr("feeder.tools.browse.box_kinds.COUNTED", 2)
+    page = client(tmp_path / "images-shards")
+    text = page.get("/").text
+    assert '<bdi class="name">dog</bdi></a>' in text
+    assert ids(page.get("/samples?label=2").text) == [0, 3]
+
+
 def test_polygons_and_keypoints_of_coco_are_drawn(tmp_path: Path) -> None:
     polygons = [[[8, 8, 40, 8, 40, 56, 8, 56], [1, 1, 2, 2]], {"counts": [0], "size": [64, 96]}, []]
     points = {"keypoints": [[[70, 32], [88, 32]]], "visibility": [[2, 0]], "points_per_group": 2}
@@ -623,7 +656,7 @@ def test_polygons_and_keypoints_of_coco_are_drawn(tmp_path: Path) -> None:
     changed = np.abs(drawn - plain).max(axis=2) > 20
     assert changed[10:54, 10:38].all()
     assert changed[32, 70]
-    assert not changed[:, 76:].any()  # the point that is not labelled
+    assert not changed[:, 80:].any()  # the point that is not labelled
 
 
 def test_what_is_not_drawn_is_told_with_the_reason(tmp_path: Path) -> None:

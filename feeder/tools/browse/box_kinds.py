@@ -40,6 +40,12 @@ class BoxKinds:
         self._lock = lock
         self._names = [] if is_remote else [name for name in reader.field_names() if name.endswith(_NAME)]
         self._known = np.zeros(len(reader) if self._names else 0, np.uint8)
+        self._labels: dict[int, frozenset[int]] = {}
+
+    @property
+    def are_there(self) -> bool:
+        """True if samples may have boxes that are read."""
+        return bool(self._names)
 
     def counts(self) -> dict[str, int | None]:
         """Returns the number of samples by kind; empty for a set without boxes, None in place of a number of a large
@@ -50,8 +56,19 @@ class BoxKinds:
             return dict.fromkeys(BOX_KINDS)
         return {kind: int(self.choose([kind])(np.arange(len(self._known))).sum()) for kind in BOX_KINDS}
 
-    def choose(self, kinds: list[str]) -> Callable[[Int64s], Bools]:
-        """Returns a function that tells for samples if they are of all kinds.
+    def classes(self) -> dict[int, list[int]] | None:
+        """Returns the samples that have a box of a class, in their order, by its label; None of a large set."""
+        if len(self._known) > COUNTED:
+            return None
+        self.choose([])(np.arange(len(self._known)))
+        found: dict[int, list[int]] = {}
+        for i, labels in sorted(self._labels.items()):
+            for label in labels:
+                found.setdefault(label, []).append(i)
+        return found
+
+    def choose(self, kinds: list[str], label: int | None = None) -> Callable[[Int64s], Bools]:
+        """Returns a function that tells for samples if they are of all kinds, and have a box of a label.
 
         It takes ids, int64 [N], and returns bool [M], M <= N: it ends where it has read as many as one page reads.
         """
@@ -68,7 +85,10 @@ class BoxKinds:
                 end = int(np.flatnonzero(ids == unread[left])[0])
             left -= min(left, len(unread))
             found = self._known[ids[:end]] if self._names else np.zeros(end, np.uint8)
-            return np.asarray(found & wanted == wanted)
+            is_found = np.asarray(found & wanted == wanted)
+            if label is not None:
+                is_found &= np.array([label in self._labels.get(i, ()) for i in ids[:end].tolist()], bool)
+            return is_found
 
         return choose
 
@@ -78,14 +98,15 @@ class BoxKinds:
         with self._lock:
             try:
                 members = [self._reader.member(i, name) for name in self._names]
-                boxes = [decode_boxes(data).values for data in members if data is not None]
+                boxes = [decode_boxes(data) for data in members if data is not None]
                 size = self._reader.field(i, "width"), self._reader.field(i, "height")
                 turned = self._reader.orientation(i) >= 5
             except DecodeError:
                 return 1
+        self._labels[i] = frozenset(label for each in boxes for label in each.rest.get("labels", np.empty(0)).tolist())
         for each in boxes:
-            number += len(each)
-            found |= _kinds(each, size[::-1] if turned else size, size)
+            number += len(each.values)
+            found |= _kinds(each.values, size[::-1] if turned else size, size)
         return found | (0 if number else 1 << 2)
 
 

@@ -299,7 +299,7 @@ def _with_boxes(image: Image.Image, boxes: Annotations, classes: list[str]) -> I
 
 def _with_points(image: Image.Image, points: Annotations) -> Image.Image:
     drawn = image.copy()
-    pen, radius = ImageDraw.Draw(drawn), max(2, image.width // 200)
+    pen, radius = ImageDraw.Draw(drawn), max(3, image.width // 120)
     is_seen = np.ones(points.values.shape[:-1], bool)
     with contextlib.suppress(OverflowError, TypeError, ValueError):  # COCO's: 0 for a point that is not labelled
         is_seen &= np.array(points.rest.get("visibility", 1)) != 0

@@ -111,7 +111,8 @@ class SetPages:
             rows=rows,
             following=following,
             first=first,
-            previous=max(0, first - ROWS_AT_ONCE) if first and not choice.is_searched else None,
+            previous=max(0, first - ROWS_AT_ONCE) if first and not view.is_searched(choice) else None,
+            is_searched=view.is_searched(choice),
             choice=choice,
             number=len(view.listed(choice)),
             groups={name: group for name, group in GROUPS.items() if view.kinds.keys() & group.keys()},
@@ -215,7 +216,7 @@ class SetPages:
 
 def _most(classes: list[ClassRow]) -> int:
     """Returns the number of samples of the class that has most."""
-    return max((each.number for each in classes), default=0)
+    return max((each.number or 0 for each in classes), default=0)
 
 
 def _draws(request: Request, default: Step) -> tuple[int, int]:

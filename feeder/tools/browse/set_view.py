@@ -57,18 +57,16 @@ class SampleChoice(NamedTuple):
         """Its kinds of boxes."""
         return [kind for kind in self.kinds if kind in BOX_KINDS]
 
-    @property
-    def is_searched(self) -> bool:
-        """True for samples that are looked for one after the other, so that their number is not known."""
-        return bool(self.text or self.box_kinds)
-
 
 class ClassRow(NamedTuple):
-    """A class of a set: its label and name, the number of its samples, and the id of the first one; -1 without any."""
+    """A class of a set: its label and name, the number of its samples, and the id of the first one; -1 without any.
+
+    Of a large set whose boxes alone have classes, the number is None.
+    """
 
     label: int
     name: str
-    number: int
+    number: int | None
     first: int
 
 
@@ -167,6 +165,13 @@ class SetView:
         labels = self.labels
         if labels.dtype != np.int64 or len(self) > COUNTED:
             return []
+        if self.is_by_boxes:
+            boxes, names = self._boxes.classes(), self.dataset.classes or []
+            found = [[]] * len(names) if boxes is None else [boxes.get(label, []) for label in range(len(names))]
+            return [
+                ClassRow(label, names[label], None if boxes is None else len(ids), ids[0] if ids else -1)
+                for label, ids in enumerate(found)
+            ]
         counts = np.bincount(labels[labels >= 0], minlength=len(self.dataset.classes or []))
         firsts = np.full(len(counts), -1)
         labelled = np.flatnonzero(labels >= 0)[::-1]
@@ -175,6 +180,12 @@ class SetView:
             ClassRow(label, self.class_name(label), number, first)
             for label, (number, first) in enumerate(zip(counts.tolist(), firsts.tolist(), strict=True))
         ]
+
+    @functools.cached_property
+    def is_by_boxes(self) -> bool:
+        """True for a set whose boxes have its classes, and whose samples have no labels."""
+        are_there = self._boxes.are_there and self.dataset.classes is not None and len(self) <= COUNTED
+        return are_there and self.labels.dtype == np.int64 and bool((self.labels < 0).all())
 
     @functools.cached_property
     def facts(self) -> dict[str, str]:
@@ -242,7 +253,7 @@ class SetView:
         if len(self) > COUNTED or kind in BOX_KINDS:
             return None
         if kind == "unlabelled":
-            return is_unlabelled(self.labels)
+            return None if self.is_by_boxes else is_unlabelled(self.labels)
         return fits(kind, *self._stored) if self._has_sizes else None
 
     def rows(self, choice: SampleChoice, first: int, most: int) -> tuple[list[Row], int | None]:
@@ -257,18 +268,21 @@ class SetView:
             ArgumentError: for a choice that the set can't make.
         """
         chosen = self.listed(choice)
-        if not choice.is_searched:
+        if not self.is_searched(choice):
             following = first + most if first + most < len(chosen) else None
             return [self.row(int(i)) for i in chosen[first : first + most]], following
 
         labels = [each.label for each in self.classes if choice.text.lower() in each.name.lower()]
         search = self.texts.search(choice.text) if choice.text else None
-        choose = self._boxes.choose(choice.box_kinds)
+        label = choice.label if self.is_by_boxes else None
+        choose = None
+        if choice.box_kinds or label is not None:
+            choose = self._boxes.choose(choice.box_kinds, label)
         rows, end = list[Row](), min(first + self.texts.most, len(chosen))
         for start in range(first, end, AT_ONCE):
             ids = np.asarray(chosen[start : min(start + AT_ONCE, end)])
             is_found = np.ones(len(ids), bool) if search is None else search(ids, np.isin(self.labels[ids], labels))
-            if choice.box_kinds:
+            if choose is not None:
                 places = np.flatnonzero(is_found)
                 fits = choose(ids[places])
                 is_found = is_found[: len(is_found) if len(fits) == len(places) else places[len(fits)]]
@@ -285,7 +299,13 @@ class SetView:
     def listed(self, choice: SampleChoice) -> range | Int64s:
         """Returns the ids of a choice, in its order, before its text and its kinds of boxes are looked for."""
         kinds = tuple(kind for kind in choice.kinds if kind not in BOX_KINDS)
-        return self.chosen(choice._replace(text="", kinds=kinds))
+        label = None if self.is_by_boxes else choice.label
+        return self.chosen(choice._replace(text="", kinds=kinds, label=label))
+
+    def is_searched(self, choice: SampleChoice) -> bool:
+        """Returns True if the samples of a choice are looked for one after the other, so that their number is not
+        known."""
+        return bool(choice.text or choice.box_kinds or (self.is_by_boxes and choice.label is not None))
 
     def _choose(self, choice: SampleChoice) -> range | Int64s:
         """Returns the ids of a choice without a text and kinds of boxes, in its order."""
