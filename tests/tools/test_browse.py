@@ -643,7 +643,7 @@ def test_classes_of_boxes_are_those_of_a_set_without_labels(tmp_path: Path, monk
 
 def test_polygons_and_keypoints_of_coco_are_drawn(tmp_path: Path) -> None:
     polygons = [[[8, 8, 40, 8, 40, 56, 8, 56], [1, 1, 2, 2]], {"counts": [0], "size": [64, 96]}, []]
-    points = {"keypoints": [[[70, 32], [88, 32]]], "visibility": [[2, 0]], "points_per_group": 2}
+    points = {"keypoints": [[[24, 32], [88, 32]]], "visibility": [[2, 0]], "points_per_group": 2}
     members = {"segmentation.json": polygons, "kp.json": points}
     encoded = ((name, json.dumps(value).encode()) for name, value in members.items())
     page = client(indexed(tmp_path, ("jpg", grey(96, 64)), ("cls", b"0"), *encoded))
@@ -655,8 +655,8 @@ def test_polygons_and_keypoints_of_coco_are_drawn(tmp_path: Path) -> None:
     plain, drawn = (picture(page.get(place).content).astype(int) for place in ("/whole/0", "/whole/0?over=stored"))
     changed = np.abs(drawn - plain).max(axis=2) > 20
     assert changed[10:54, 10:38].all()
-    assert changed[32, 70]
-    assert not changed[:, 80:].any()  # the point that is not labelled
+    assert np.abs(drawn[32, 24] - drawn[16, 24]).max() > 20  # a point over the polygon
+    assert not changed[:, 64:].any()  # the one that is not labelled
 
 
 def test_what_is_not_drawn_is_told_with_the_reason(tmp_path: Path) -> None:

@@ -225,7 +225,8 @@ class Overlays(NamedTuple):
             image: The image.
             classes: Names of the classes of boxes, by their labels; None: their numbers are drawn.
         """
-        for name, value in self.drawn.items():
+        # Areas first, as they would cover lines and points.
+        for name, value in sorted(self.drawn.items(), key=lambda each: each[0].endswith((_BOXES, *_POINTS))):
             if not isinstance(value, Annotations):
                 image = _with_mask(image, value)
             elif name.endswith(_BOXES):
