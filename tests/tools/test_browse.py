@@ -29,6 +29,7 @@ from starlette.testclient import TestClient
 
 import feeder
 from feeder.errors import FeederError
+from feeder.shard.format.shard_index import ShardIndex
 from feeder.tools import cli
 from feeder.tools.browse.page_server import make_app
 from feeder.tools.browse.pictures import Overlays
@@ -414,6 +415,22 @@ def test_scores_that_do_not_fit_are_told_with_file_row_and_way_out(
         path.write_text(text)
     with pytest.raises(FeederError, match=f"^{re.escape(f'{path}: {found}')}"):
         client(shards, scores=path)
+
+
+def test_names_are_read_behind_the_first_page(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, lines = list[tuple[int, int]](), ShardIndex.detail_lines
+
+    def noted(self: ShardIndex, first: int, end: int) -> bytes:
+        read.append((first, end))
+        return lines(self, first, end)
+
+    monkeypatch.setattr(ShardIndex, "detail_lines", noted)
+    page = client(shards)
+    assert not read
+    page.get("/")
+    assert read == [(0, 30)]
+    page.get("/samples?text=nowhere")
+    assert read == [(0, 30)]
 
 
 def test_a_search_finds_names_of_classes(tmp_path: Path) -> None:

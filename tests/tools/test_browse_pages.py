@@ -200,6 +200,15 @@ def test_a_person_chooses_samples(page: Page, url: str) -> None:
     expect(page.locator(".grid img").first).to_have_attribute("src", re.compile("over=1"))
 
 
+def test_a_search_through_captions_goes_on_by_itself(page: Page, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.browse.text_search.CAPTIONS", 1)
+    page.goto(f"{url}samples")
+    page.get_by_label("text", exact=True).fill("WHEEL")
+    page.get_by_role("button", name="Show").first.click()
+    expect(page.locator(".grid .name")).to_have_text(["d"])
+    expect(page).to_have_url(re.compile("first=3&text=WHEEL"))
+
+
 def test_a_person_sorts_by_scores(page: Page, url: str) -> None:
     page.goto(f"{url}samples")
     for words, names in (("lowest", ["b", "a", "d", "c"]), ("highest", ["d", "a", "b", "c"])):

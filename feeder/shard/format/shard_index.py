@@ -479,8 +479,13 @@ class ShardIndex:
         """
         chunks = range(first // _CHUNK_ROWS, -(-end // _CHUNK_ROWS))
         try:
-            group = self.group("details")
-            text = b"\n".join([_unpacked(group, self.samples, chunk) for chunk in chunks])
+            group, parts, size = self.group("details"), list[bytes](), 0
+            for chunk in chunks:
+                parts.append(_unpacked(group, self.samples, chunk))
+                size += len(parts[-1])
+                if size > _MAX_CHUNK_BYTES:
+                    raise ValueError(f"rows {first} to {end} inflate to more than {_MAX_CHUNK_BYTES} bytes")
+            text = b"\n".join(parts)
         except ValueError as error:
             raise damaged(self.path, f"its details: {error}") from None
         if first % _CHUNK_ROWS == 0 and end in (self.samples, chunks.stop * _CHUNK_ROWS):

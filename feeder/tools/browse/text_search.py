@@ -4,8 +4,8 @@ Note [Lines of names]
     Names are searched in blocks of 8,192 samples. A block is one array of bytes that has a line of JSON for each
     sample: a list with its key and path in lower case, which may go on with numbers. Those of a shard set are the lines
     of its index, see Note [Shard index], so that a million names are read in a fifth of a second. JSON has no raw
-    newline or quotation mark within a text, so a text that is escaped in the same way is found if, and only if, a name
-    has it; but for one that also fits numbers or an escaped character, which is compared once more.
+    newline or quotation mark within a text, so text that is escaped in the same way is found where a name has it. One
+    that also fits the numbers or an escaped character is compared once more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from feeder.system.arrays import Bools, Int64s
 
 NAMES = 1 << 20  # samples whose names one search reads at most, and that stay in memory: some 60 MB
 FETCHED = 100_000  # of a set in a store
-CAPTIONS = 1 << 13  # that one search reads at most; a million of those that were read stay in memory
+CAPTIONS = 6_000  # that one search reads at most; a million of those that were read stay in memory
 BLOCK = 1 << 13
 AT_ONCE = 16 * BLOCK  # samples that are searched together
 _CAPTION = "txt"
@@ -44,11 +44,16 @@ class TextSearch:
         reader: Reads the set.
         lock: Is held while the set is read.
         is_remote: True for a set in a store: no caption is searched, and fewer names at a time.
+
+    Attributes:
+        most: Number of samples whose names one search reads at most.
+        has_captions: True if captions are searched.
     """
 
     def __init__(self, reader: Any, lock: AbstractContextManager[Any], *, is_remote: bool) -> None:
         self._reader = reader
         self._lock = lock
+        self._is_remote = is_remote
         self.most = FETCHED if is_remote else NAMES
         self.has_captions = _CAPTION in reader.field_names() and not is_remote
         self._block = functools.lru_cache(NAMES // BLOCK + 1)(self._read_block)
@@ -60,7 +65,7 @@ class TextSearch:
     def read_names(self) -> None:
         """Reads the names of a local set ahead of the first search, as many as stay in memory; damaged ones are told by
         the search itself."""
-        if self.most == NAMES:
+        if not self._is_remote:
             with contextlib.suppress(FormatError):
                 for first in range(0, min(len(self), NAMES), BLOCK):
                     self._block(first // BLOCK)
@@ -84,27 +89,28 @@ class TextSearch:
             searched.update(blocks)
 
             is_found = is_found | found[ids]
+            numbers = ids.tolist()
             for row in np.flatnonzero(~is_found).tolist() if self.has_captions else ():
-                i = int(ids[row])
-                if i not in self._captions:
+                caption = self._captions.get(numbers[row])
+                if caption is None:
                     if not left:
                         return is_found[:row]
                     left -= 1
-                is_found[row] = wanted in self._caption(i)
+                    caption = self._read_caption(numbers[row])
+                if wanted in caption:
+                    is_found[row] = True
             return is_found
 
         return search
 
-    def _caption(self, i: int) -> str:
+    def _read_caption(self, i: int) -> str:
         """Returns a sample's caption in lower case, empty where it has none or can't be read."""
-        known = self._captions.get(i)
-        if known is None:
-            known = ""
-            with contextlib.suppress(DecodeError), self._lock:
-                known = bytes(self._reader.member(i, _CAPTION) or b"").decode("utf-8", "replace").lower()
-            if len(self._captions) < NAMES:
-                self._captions[i] = known
-        return known
+        caption = ""
+        with contextlib.suppress(DecodeError), self._lock:
+            caption = bytes(self._reader.member(i, _CAPTION) or b"").decode("utf-8", "replace").lower()
+        if len(self._captions) < NAMES:
+            self._captions[i] = caption
+        return caption
 
     def _hits(self, block: int, wanted: str) -> Bools:
         """Returns for each sample of a block if a text in lower case is in its names, bool [N]."""
@@ -117,7 +123,8 @@ class TextSearch:
         found = np.array([escaped in line for line in lines])
         if b"\\" in text or _NUMBERS.issuperset(wanted):
             for row in np.flatnonzero(found).tolist():
-                found[row] = any(wanted in name for name in json.loads(lines[row])[:2])
+                with contextlib.suppress(RecursionError, TypeError, ValueError):  # reading the sample names the damage
+                    found[row] = any(wanted in name for name in json.loads(lines[row])[:2])
         return found
 
     def _read_block(self, block: int) -> bytes:

@@ -66,6 +66,9 @@ def test_rows_come_back_as_they_went_in(tmp_path: Path, rows: int) -> None:
         assert found.row_data(i) == ([32, 620, 12_000, 300_000, 300_001] if i % 2 else [])
         members = [("cls", 512 + 4096 * i + 1536, 3), ("json", 7 * i, 2**33)][: i % 3]
         assert [(found.fields[field], *place) for field, *place in found.stored_fields(i)[1:]] == members
+    for first, end in ((0, rows), (rows // 2, rows), (0, min(64, rows)), (min(1, rows), min(66, rows))):
+        keys = [json.loads(line)[0] for line in found.detail_lines(first, end).split(b"\n") if line]
+        assert keys == [f"{i:08d}" for i in range(first, end)]
     assert found.column("label").tolist() == [i - 1 for i in range(rows)]
     assert found.column("source_bytes").tolist() == [2**40 + i for i in range(rows)]
     assert found.column("target")[:, 0].tolist() == [i / 2 for i in range(rows)]
@@ -137,6 +140,17 @@ def test_hostile_details_are_named_errors(tmp_path: Path, data: bytes) -> None:
     found = ShardIndex(str(tmp_path / "a.fidx"))
     with pytest.raises(FormatError, match=r"a\.fidx: damaged"):
         found.stored_fields(0)
+    if len(data) > 1 << 20:
+        with pytest.raises(FormatError, match=r"a\.fidx: damaged.* its details: .*inflates to more than"):
+            found.detail_lines(0, 1)
+
+
+def test_the_lines_of_many_rows_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = build(tmp_path / "a.fidx", 200)
+    monkeypatch.setattr("feeder.shard.format.shard_index._MAX_CHUNK_BYTES", 8000)
+    assert found.detail_lines(64, 100).count(b"\n") == 35
+    with pytest.raises(FormatError, match="rows 0 to 200 inflate to more than 8000 bytes"):
+        found.detail_lines(0, 200)
 
 
 def test_shards_of_both_widths_are_read_together(tmp_path: Path) -> None:
