@@ -20,21 +20,21 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_784,
-    "decoders": 3_455,
+    "dataset": 2_750,
+    "decoders": 3_458,
     "fields": 343,
-    "loader": 7_955,
+    "loader": 7_979,
     "order": 1_617,
-    "service": 1_520,
-    "shard": 8_423,
-    "system": 726,
-    "tools": 4_707,
-    "transforms": 2_502,
+    "service": 1_525,
+    "shard": 8_234,
+    "system": 721,
+    "tools": 4_952,
+    "transforms": 2_472,
 }
 # The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
 # the GPU 400, the first screen 500.
 MOST_STATEMENTS = 31_000 + 3_500
-TOKENS = 455_874
+TOKENS = 456_159
 OWN_PARAMETERS = 15
 DENSE = 8
 

@@ -75,7 +75,7 @@ _MAGIC = b"FEEDERFX"
 _VERSION = 3
 _ESCAPE = 0xFFFF
 _CHUNK_ROWS = 64
-_MAX_CHUNK_BYTES = 1 << 27  # 64 names of a mebibyte each; a damaged or hostile chunk may inflate to more
+MAX_CHUNK_BYTES = 1 << 27  # 64 names of a mebibyte each; a damaged or hostile chunk may inflate to more
 _BLOCK_BYTES = 512
 
 
@@ -252,11 +252,11 @@ def _unpacked(group: memoryview, lines: int, chunk: int) -> bytes:
     start, end = (int.from_bytes(group[4 * k : 4 * k + 4], "little") if k >= 0 else 0 for k in (chunk - 1, chunk))
     inflate = zlib.decompressobj()
     try:
-        data = inflate.decompress(group[base + start : base + end], _MAX_CHUNK_BYTES)
+        data = inflate.decompress(group[base + start : base + end], MAX_CHUNK_BYTES)
     except zlib.error as error:
         raise ValueError(f"chunk {chunk}: {error}") from None
     if not inflate.eof:
-        raise ValueError(f"chunk {chunk} is cut off, or inflates to more than {_MAX_CHUNK_BYTES} bytes")
+        raise ValueError(f"chunk {chunk} is cut off, or inflates to more than {MAX_CHUNK_BYTES} bytes")
     if (found := data.count(b"\n") + 1) != min(_CHUNK_ROWS, lines - chunk * _CHUNK_ROWS):
         raise ValueError(f"chunk {chunk} has {found} lines")
     return data
@@ -483,8 +483,8 @@ class ShardIndex:
             for chunk in chunks:
                 parts.append(_unpacked(group, self.samples, chunk))
                 size += len(parts[-1])
-                if size > _MAX_CHUNK_BYTES:
-                    raise ValueError(f"rows {first} to {end} inflate to more than {_MAX_CHUNK_BYTES} bytes")
+                if size > MAX_CHUNK_BYTES:
+                    raise ValueError(f"rows {first} to {end} inflate to more than {MAX_CHUNK_BYTES} bytes")
             text = b"\n".join(parts)
         except ValueError as error:
             raise damaged(self.path, f"its details: {error}") from None

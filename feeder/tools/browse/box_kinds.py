@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS
 from feeder.decoders.targets.annotations import decode_boxes
 from feeder.errors import DecodeError
-from feeder.system.arrays import Bools, Float32s, Int64s
+from feeder.system.arrays import Bools, Float32s, Int32s, Int64s
 
 BOX_KINDS = {
     "boxes-bad": "with boxes that can't be read",
@@ -19,8 +20,8 @@ BOX_KINDS = {
     "boxes-tiny": "with a box below 8 pixels wide or high",
     "boxes-long": "with a box longer than 1:8",
 }
-READ = 4096  # samples whose boxes one page reads at most
-COUNTED = 4096  # samples: in a larger set the kinds of boxes are not counted, but can be chosen
+READ = 3000  # samples whose boxes one page reads at most: not fewer than are counted
+COUNTED = 3000  # samples: in a larger set the kinds of boxes are not counted, but can be chosen
 _NAME = "boxes.json"
 _TINY_PX, _LONG, _OUTSIDE_PX = 8, 8, 1
 _KNOWN = 1 << 7
@@ -99,20 +100,20 @@ class BoxKinds:
             try:
                 members = [self._reader.member(i, name) for name in self._names]
                 boxes = [decode_boxes(data) for data in members if data is not None]
-                size = self._reader.field(i, "width"), self._reader.field(i, "height")
-                turned = self._reader.orientation(i) >= 5
+                self._reader.measure(np.array([i]))
+                (turn,), (upright,) = self._reader.stored(np.array([i]))
             except DecodeError:
                 return 1
         self._labels[i] = frozenset(label for each in boxes for label in each.rest.get("labels", np.empty(0)).tolist())
         for each in boxes:
             number += len(each.values)
-            found |= _kinds(each.values, size[::-1] if turned else size, size)
+            found |= _kinds(each.values, upright[::-1], upright if turn in SWAPPING_ORIENTATIONS else upright[::-1])
         return found | (0 if number else 1 << 2)
 
 
-def _kinds(boxes: Float32s, *sizes: tuple[int, int]) -> int:
-    """Returns the kinds of boxes, bits; of the sizes (width, height) of the image as stored and as seen one must hold
-    them."""
+def _kinds(boxes: Float32s, *sizes: Int32s) -> int:
+    """Returns the kinds of boxes, bits; of the sizes, int32 [2] (width, height), of the image as seen and as stored one
+    must hold them."""
     sides = boxes[:, 2:] - boxes[:, :2]
     is_empty = (sides <= 0).any(axis=1)
     fits = [(boxes > -_OUTSIDE_PX).all() and (boxes[:, 2:] < np.add(size, _OUTSIDE_PX)).all() for size in sizes]

@@ -147,7 +147,7 @@ def test_hostile_details_are_named_errors(tmp_path: Path, data: bytes) -> None:
 
 def test_the_lines_of_many_rows_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = build(tmp_path / "a.fidx", 200)
-    monkeypatch.setattr("feeder.shard.format.shard_index._MAX_CHUNK_BYTES", 8000)
+    monkeypatch.setattr("feeder.shard.format.shard_index.MAX_CHUNK_BYTES", 8000)
     assert found.detail_lines(64, 100).count(b"\n") == 35
     with pytest.raises(FormatError, match="rows 0 to 200 inflate to more than 8000 bytes"):
         found.detail_lines(0, 200)
