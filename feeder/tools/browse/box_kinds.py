@@ -11,7 +11,7 @@ import numpy as np
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS
 from feeder.decoders.targets.annotations import decode_boxes
 from feeder.errors import DecodeError
-from feeder.system.arrays import Bools, Float32s, Int32s, Int64s
+from feeder.system.arrays import Bools, Int64s
 
 BOX_KINDS = {
     "boxes-bad": "with boxes that can't be read",
@@ -20,8 +20,8 @@ BOX_KINDS = {
     "boxes-tiny": "with a box below 8 pixels wide or high",
     "boxes-long": "with a box longer than 1:8",
 }
-READ = 3000  # samples whose boxes one page reads at most: not fewer than are counted
-COUNTED = 3000  # samples: in a larger set the kinds of boxes are not counted, but can be chosen
+READ = 2500  # samples whose boxes one page reads at most: not fewer than are counted
+COUNTED = 2500  # samples: in a larger set the kinds of boxes are not counted, but can be chosen
 _NAME = "boxes.json"
 _TINY_PX, _LONG, _OUTSIDE_PX = 8, 8, 1
 _KNOWN = 1 << 7
@@ -79,8 +79,13 @@ class BoxKinds:
         def choose(ids: Int64s) -> Bools:
             nonlocal left
             unread = ids[self._known[ids] == 0] if self._names else ids[:0]
-            for i in unread[:left].tolist():
-                self._known[i] = _KNOWN | self._read(i)
+            now = unread[:left]
+            with self._lock:
+                self._reader.measure(now)
+                turns, sizes = self._reader.stored(now)
+            for i, turn, (height, width) in zip(now.tolist(), turns.tolist(), sizes.tolist(), strict=True):
+                canvases = [(width, height), (height, width)] if turn in SWAPPING_ORIENTATIONS else [(width, height)]
+                self._known[i] = _KNOWN | self._read(i, canvases)
             end = len(ids)
             if len(unread) > left:
                 end = int(np.flatnonzero(ids == unread[left])[0])
@@ -93,31 +98,33 @@ class BoxKinds:
 
         return choose
 
-    def _read(self, i: int) -> int:
-        """Returns the kinds of a sample's boxes, a bit for each in the order of :data:`BOX_KINDS`."""
-        found, number = 0, 0
-        with self._lock:
-            try:
+    def _read(self, i: int, canvases: list[tuple[int, int]]) -> int:
+        """Returns the kinds of a sample's boxes, a bit for each in the order of :data:`BOX_KINDS`.
+
+        Args:
+            i: The sample.
+            canvases: Width and height of the image as seen, and as stored, of which one must hold the boxes.
+        """
+        try:
+            with self._lock:
                 members = [self._reader.member(i, name) for name in self._names]
-                boxes = [decode_boxes(data) for data in members if data is not None]
-                self._reader.measure(np.array([i]))
-                (turn,), (upright,) = self._reader.stored(np.array([i]))
-            except DecodeError:
-                return 1
-        self._labels[i] = frozenset(label for each in boxes for label in each.rest.get("labels", np.empty(0)).tolist())
-        for each in boxes:
-            number += len(each.values)
-            found |= _kinds(each.values, upright[::-1], upright if turn in SWAPPING_ORIENTATIONS else upright[::-1])
-        return found | (0 if number else 1 << 2)
+            found = [decode_boxes(data) for data in members if data is not None]
+        except DecodeError:
+            return 1
+        self._labels[i] = frozenset(label for each in found for label in each.rest.get("labels", np.empty(0)).tolist())
+        boxes = [box for each in found for box in each.values.tolist()]
+        if not boxes:
+            return 1 << 2
 
-
-def _kinds(boxes: Float32s, *sizes: Int32s) -> int:
-    """Returns the kinds of boxes, bits; of the sizes, int32 [2] (width, height), of the image as seen and as stored one
-    must hold them."""
-    sides = boxes[:, 2:] - boxes[:, :2]
-    is_empty = (sides <= 0).any(axis=1)
-    fits = [(boxes > -_OUTSIDE_PX).all() and (boxes[:, 2:] < np.add(size, _OUTSIDE_PX)).all() for size in sizes]
-    sound = sides[~is_empty]
-    tiny = (sound < _TINY_PX).any()
-    long = (sound.max(axis=1) > _LONG * sound.min(axis=1)).any()
-    return int(is_empty.any() or not any(fits)) << 1 | int(tiny) << 3 | int(long) << 4
+        sides = [(right - left, bottom - top) for left, top, right, bottom in boxes]
+        sound = [(min(pair), max(pair)) for pair in sides if min(pair) > 0]
+        lefts, tops, rights, bottoms = zip(*boxes, strict=True)
+        fits = any(
+            min(*lefts, *tops) > -_OUTSIDE_PX
+            and max(rights) < width + _OUTSIDE_PX
+            and max(bottoms) < height + _OUTSIDE_PX
+            for width, height in canvases
+        )
+        is_tiny = any(least < _TINY_PX for least, _ in sound)
+        is_long = any(most > _LONG * least for least, most in sound)
+        return (len(sound) < len(sides) or not fits) << 1 | is_tiny << 3 | is_long << 4
