@@ -28,13 +28,13 @@ STATEMENTS = {
     "service": 1_525,
     "shard": 8_234,
     "system": 721,
-    "tools": 4_951,
+    "tools": 4_955,
     "transforms": 2_472,
 }
 # The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
 # the GPU 400, the first screen 500.
 MOST_STATEMENTS = 31_000 + 3_500
-TOKENS = 456_192
+TOKENS = 456_237
 OWN_PARAMETERS = 15
 DENSE = 8
 

@@ -272,7 +272,8 @@ class SetView:
             following = first + most if first + most < len(chosen) else None
             return [self.row(int(i)) for i in chosen[first : first + most]], following
 
-        labels = [each.label for each in self.classes if choice.text.lower() in each.name.lower()]
+        labels = [each.label for each in self.classes if choice.text and choice.text.lower() in each.name.lower()]
+        is_of_class = np.isin(self.labels, labels) if labels else np.zeros(len(self), bool)
         search = self.texts.search(choice.text) if choice.text else None
         label = choice.label if self.is_by_boxes else None
         choose = None
@@ -280,8 +281,9 @@ class SetView:
             choose = self._boxes.choose(choice.box_kinds, label)
         rows, end = list[Row](), min(first + self.texts.most, len(chosen))
         for start in range(first, end, AT_ONCE):
-            ids = np.asarray(chosen[start : min(start + AT_ONCE, end)])
-            is_found = np.ones(len(ids), bool) if search is None else search(ids, np.isin(self.labels[ids], labels))
+            part = chosen[start : min(start + AT_ONCE, end)]
+            ids = np.arange(part.start, part.stop) if isinstance(part, range) else part  # asarray(range) is slow
+            is_found = np.ones(len(ids), bool) if search is None else search(ids, is_of_class[ids])
             if choose is not None:
                 places = np.flatnonzero(is_found)
                 fits = choose(ids[places])

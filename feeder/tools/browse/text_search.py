@@ -83,14 +83,16 @@ class TextSearch:
 
         def search(ids: Int64s, is_found: Bools) -> Bools:
             nonlocal left
-            blocks = [block for block in np.unique(ids // BLOCK).tolist() if block not in searched]
+            blocks = [each for each in np.flatnonzero(np.bincount(ids // BLOCK)).tolist() if each not in searched]
             for block in blocks:
                 found[block * BLOCK : (block + 1) * BLOCK] = self._hits(block, wanted)
             searched.update(blocks)
 
             is_found = is_found | found[ids]
+            if not self.has_captions:
+                return is_found
             numbers = ids.tolist()
-            for row in np.flatnonzero(~is_found).tolist() if self.has_captions else ():
+            for row in np.flatnonzero(~is_found).tolist():
                 caption = self._captions.get(numbers[row])
                 if caption is None:
                     if not left:
