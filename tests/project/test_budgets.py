@@ -20,21 +20,21 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_750,
-    "decoders": 3_458,
+    "dataset": 2_784,
+    "decoders": 3_455,
     "fields": 343,
-    "loader": 7_979,
+    "loader": 7_955,
     "order": 1_617,
-    "service": 1_525,
-    "shard": 8_234,
-    "system": 721,
+    "service": 1_520,
+    "shard": 8_439,
+    "system": 726,
     "tools": 4_955,
-    "transforms": 2_472,
+    "transforms": 2_502,
 }
 # The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
 # the GPU 400, the first screen 500.
 MOST_STATEMENTS = 31_000 + 3_500
-TOKENS = 456_237
+TOKENS = 459_284
 OWN_PARAMETERS = 15
 DENSE = 8
 
