@@ -176,7 +176,8 @@ class CacheMirror:
         rounds = 0
         while missing:
             for start in range(0, len(missing), _WANTS_AT_ONCE):
-                self.ask({"need": missing[start : start + _WANTS_AT_ONCE], "again": again, "hits": local.hits})
+                ask = {"need": missing[start : start + _WANTS_AT_ONCE], "again": again, "hits": local.hits}
+                self.ask(ask | {"goes_on": bool(rounds or start)})
                 local.hits, again = 0, False
             for name in {name for name, _, _ in missing}:
                 local.files.pop(name, None)  # somebody may have deleted its record

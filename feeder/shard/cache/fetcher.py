@@ -234,7 +234,9 @@ class Fetcher:
             with self.files.lock:
                 if client not in self._clients:  # it has just gone
                     return None
-                self._lease(client, {name for name, _, _ in message["need"]})
+                names = {name for name, _, _ in message["need"]}
+                # With those of its messages before, or what comes for one need would evict what came for it.
+                self._lease(client, names | client.leased if message.get("goes_on") else names)
             self.need(message["need"], again=message["again"])
             self._waits += 1
             self._waited_ns += time.monotonic_ns() - started

@@ -206,6 +206,15 @@ def test_a_fetcher_killed_at_any_change_of_its_files_leaves_no_wrong_block(folde
     assert 40 < step < 299
 
 
+def test_files_that_are_needed_together_do_not_evict_each_other(folder: Path, tmp_path: Path) -> None:
+    sizes = {name: (folder / name).stat().st_size for name in ("a.tar", "b.tar")}
+    mirror = folder_mirror(tmp_path / "cache", folder, cache_bytes=600_000)  # less than either
+    mirror.need([("a.tar", 0, sizes["a.tar"])])
+    mirror.need([(name, 0, size_bytes) for name, size_bytes in sizes.items()])
+    for name, size_bytes in sizes.items():
+        assert read(mirror, name, 0, size_bytes) == (folder / name).read_bytes()
+
+
 def test_a_client_that_dies_while_it_waits_does_no_harm(folder: Path, tmp_path: Path) -> None:
     hold = fault(folder, "a.tar", "hold")
     mirror = folder_mirror(tmp_path / "cache", folder)
