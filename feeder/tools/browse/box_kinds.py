@@ -24,7 +24,8 @@ READ = 2500  # samples whose boxes one page reads at most: not fewer than are co
 COUNTED = 2500  # samples: in a larger set the kinds of boxes are not counted, but can be chosen
 _NAME = "boxes.json"
 _TINY_PX, _LONG, _OUTSIDE_PX = 8, 8, 1
-_KNOWN = 1 << 7
+_BITS = {kind: 1 << number for number, kind in enumerate(BOX_KINDS)}
+_KNOWN = 1 << len(_BITS)
 
 
 class BoxKinds:
@@ -73,7 +74,7 @@ class BoxKinds:
 
         It takes ids, int64 [N], and returns bool [M], M <= N: it ends where it has read as many as one page reads.
         """
-        wanted = sum(1 << number for number, kind in enumerate(BOX_KINDS) if kind in kinds)
+        wanted = sum(_BITS[kind] for kind in set(kinds))
         left = READ
 
         def choose(ids: Int64s) -> Bools:
@@ -85,7 +86,7 @@ class BoxKinds:
                 turns, sizes = self._reader.stored(now)
             for i, turn, (height, width) in zip(now.tolist(), turns.tolist(), sizes.tolist(), strict=True):
                 canvases = [(width, height), (height, width)] if turn in SWAPPING_ORIENTATIONS else [(width, height)]
-                self._known[i] = _KNOWN | self._read(i, canvases)
+                self._known[i] = _KNOWN | sum(_BITS[kind] for kind in self._read(i, canvases))
             end = len(ids)
             if len(unread) > left:
                 end = int(np.flatnonzero(ids == unread[left])[0])
@@ -98,8 +99,8 @@ class BoxKinds:
 
         return choose
 
-    def _read(self, i: int, canvases: list[tuple[int, int]]) -> int:
-        """Returns the kinds of a sample's boxes, a bit for each in the order of :data:`BOX_KINDS`.
+    def _read(self, i: int, canvases: list[tuple[int, int]]) -> set[str]:
+        """Returns the kinds of a sample's boxes, of :data:`BOX_KINDS`.
 
         Args:
             i: The sample.
@@ -108,13 +109,15 @@ class BoxKinds:
         try:
             with self._lock:
                 members = [self._reader.member(i, name) for name in self._names]
-            found = [decode_boxes(data) for data in members if data is not None]
+            decoded = [decode_boxes(data) for data in members if data is not None]
         except DecodeError:
-            return 1
-        self._labels[i] = frozenset(label for each in found for label in each.rest.get("labels", np.empty(0)).tolist())
-        boxes = [box for each in found for box in each.values.tolist()]
+            return {"boxes-bad"}
+        self._labels[i] = frozenset(
+            label for each in decoded for label in each.rest.get("labels", np.empty(0)).tolist()
+        )
+        boxes = [box for each in decoded for box in each.values.tolist()]
         if not boxes:
-            return 1 << 2
+            return {"boxes-none"}
 
         sides = [(right - left, bottom - top) for left, top, right, bottom in boxes]
         sound = [(min(pair), max(pair)) for pair in sides if min(pair) > 0]
@@ -125,6 +128,9 @@ class BoxKinds:
             and max(bottoms) < height + _OUTSIDE_PX
             for width, height in canvases
         )
-        is_tiny = any(least < _TINY_PX for least, _ in sound)
-        is_long = any(most > _LONG * least for least, most in sound)
-        return (len(sound) < len(sides) or not fits) << 1 | is_tiny << 3 | is_long << 4
+        found = {
+            "boxes-outside": len(sound) < len(sides) or not fits,
+            "boxes-tiny": any(least < _TINY_PX for least, _ in sound),
+            "boxes-long": any(most > _LONG * least for least, most in sound),
+        }
+        return {kind for kind, is_there in found.items() if is_there}
