@@ -267,3 +267,11 @@ def sample_entries(
         columns = [next(arrays) for _ in extra.columns]
         found.append([extra.sample(value) for value in (zip(*columns, strict=True) if columns else next(rest))])
     return found
+
+
+@dataclass(frozen=True)
+class SourceNumber(Extra):
+    """The number of a mixture's source that a sample is of, which the loader fills in."""
+
+    name = "source"
+    columns = (Column((), "int64"),)

@@ -7,14 +7,13 @@ import dataclasses
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.extras import Column, Extra
+from feeder.dataset.extras import SourceNumber
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
@@ -31,14 +30,6 @@ from feeder.order.sample_order import Shuffle, goes_by_shard
 from feeder.order.shard_sizes import ShardSizes
 from feeder.system.arrays import Int64s
 from feeder.system.checks import check_one_of
-
-
-@dataclass(frozen=True)
-class SourceNumber(Extra):
-    """The number of a sample's source, which the loader fills in."""
-
-    name = "source"
-    columns = (Column((), "int64"),)
 
 
 class Mixture(FeederDataset):

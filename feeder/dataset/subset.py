@@ -12,7 +12,7 @@ from feeder.dataset.base import FeederDataset, keeps_samples
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset_reader import SubsetReader
+from feeder.dataset.subset_reader import SubsetReader, leaves
 from feeder.errors import ArgumentError
 from feeder.system.arrays import Int64s
 from feeder.system.text import count
@@ -94,15 +94,6 @@ def readers_of(dataset: Any) -> list[Reader]:
 def remote_of(readers: Sequence[Reader]) -> list[ShardReader]:
     """Returns the readers of remote shard sets among some, such as :func:`readers_of` or :func:`leaves`."""
     return [reader for reader in readers if isinstance(reader, ShardReader) and reader.is_remote]
-
-
-def leaves(reader: Reader) -> list[Reader]:
-    """Returns the readers of single sets that a reader is made of."""
-    if isinstance(reader, SubsetReader):
-        return leaves(reader.whole)
-    if isinstance(reader, JoinedReader):
-        return [leaf for each in reader.readers for leaf in leaves(each)]
-    return [reader]
 
 
 def differing_dataset(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:

@@ -1,4 +1,4 @@
-"""A subset of another reader's samples, in any order."""
+"""A subset of another reader's samples, in any order, and the single sets that a reader is made of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader, ReadSamples, Wanted
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError
@@ -96,3 +97,12 @@ class SubsetReader:
         ends = np.cumsum(self.whole.shard_sizes(), dtype=np.int64)
         counts = np.diff(np.searchsorted(self.ids, ends), prepend=0)
         return counts[counts > 0]
+
+
+def leaves(reader: Reader) -> list[Reader]:
+    """Returns the readers of single sets that a reader is made of."""
+    if isinstance(reader, SubsetReader):
+        return leaves(reader.whole)
+    if isinstance(reader, JoinedReader):
+        return [leaf for each in reader.readers for leaf in leaves(each)]
+    return [reader]

@@ -10,6 +10,7 @@ import torch
 
 import feeder
 from feeder import transforms as T
+from feeder.system.process_usage import process_tree
 from tests.support.batches import check_same, copied_epoch
 from tests.support.loader_data import write_tree
 from tests.support.service import ServiceServer
@@ -68,6 +69,20 @@ def test_views_and_fields(root: Path, server: ServiceServer) -> None:
     for batch, other in zip(copied_epoch(only), copied_epoch(local), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(batch[0], other[0], strict=True))
         check_same([batch[1:]], [other[1:]])
+
+
+def test_torch_is_loaded_by_the_trainer_alone(root: Path, server: ServiceServer) -> None:
+    """It takes a process 2 s of CPU and 200 MB."""
+    mixture = feeder.Mixture({name: feeder.ShardDataset(root / name, T.Compose(CROP)) for name in ("set", "packed")})
+    for dataset in (feeder.ShardDataset(root / "set", T.Compose([*CROP, T.ColorJitter(0.3), *FLOAT])), mixture):
+        for only in (False, True):
+            one = loader(dataset, num_workers=1, service=feeder.Service(server.service, only=only))
+            copied_epoch(one)
+            pids = [*one.worker_pids(), *process_tree(server.process.pid)]
+            assert len(pids) >= 4 + (not only)
+            for pid in pids:
+                assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+            one.close()
 
 
 def test_labels_of_the_datasets_own(root: Path, server: ServiceServer) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 
 import feeder
 from feeder import transforms as T
+from feeder.dataset.extras import SourceNumber
 from feeder.dataset.joined_reader import JoinedReader
-from feeder.dataset.mixture import SourceNumber
 from feeder.dataset.subset_reader import SubsetReader
 from feeder.loader.fast.mixed_work import MixedWork
 from feeder.loader.fast.sample_maker import Work

@@ -12,7 +12,8 @@ import numpy as np
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.mixture import Mixture
-from feeder.dataset.subset import followed, given_ids, leaves, remote_of
+from feeder.dataset.subset import followed, given_ids, remote_of
+from feeder.dataset.subset_reader import leaves
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batch_queue import requests

@@ -18,8 +18,8 @@ import numpy as np
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset import leaves, remote_of
-from feeder.dataset.subset_reader import SubsetReader
+from feeder.dataset.subset import remote_of
+from feeder.dataset.subset_reader import SubsetReader, leaves
 from feeder.errors import FeederError
 from feeder.loader.fast.batch_queue import BatchRecord
 from feeder.loader.fast.position import EpochProgress

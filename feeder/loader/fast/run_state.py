@@ -9,7 +9,8 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.mixture import Mixture
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset import leaves, remote_of
+from feeder.dataset.subset import remote_of
+from feeder.dataset.subset_reader import leaves
 from feeder.dataset.target_values import targets_in
 from feeder.errors import ArgumentError
 from feeder.order.mixture_order import MixtureOrder

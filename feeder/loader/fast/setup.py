@@ -11,7 +11,7 @@ import torch
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.further_images import further_recipes, images_in
 from feeder.dataset.mixture import Mixture
-from feeder.dataset.subset import leaves
+from feeder.dataset.subset_reader import leaves
 from feeder.dataset.target_values import in_padded_batches
 from feeder.decoders.decoder import Decoder
 from feeder.decoders.device.fused import divide_recipe

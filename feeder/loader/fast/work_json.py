@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from feeder.dataset.extras import SourceNumber
 from feeder.dataset.extras_json import extras_from_json, extras_to_json
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.joined_reader import JoinedReader
-from feeder.dataset.mixture import SourceNumber
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset import leaves
-from feeder.dataset.subset_reader import SubsetReader
+from feeder.dataset.subset_reader import SubsetReader, leaves
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.decoder import FIDELITIES
 from feeder.decoders.device.fused import DividedRecipe, divide_recipe
