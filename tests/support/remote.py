@@ -19,7 +19,7 @@ import pytest
 from feeder.shard.store.store import Store
 from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.google_store import GoogleStore
-from tests.support.s3_server import S3Server
+from tests.support.s3_server import S3Server, SharedS3Server
 from tests.support.tls import TlsProxy, haproxy_is_installed
 
 __all__ = [
@@ -100,8 +100,9 @@ def read(request: pytest.FixtureRequest) -> Read:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """The session's object store: Ceph's gateway or, where Ceph is not installed, moto's server."""
-    server = S3Server(tmp_path_factory.mktemp("s3"))
+    """The object store of all runners: Ceph's gateway or, where Ceph is not installed, moto's server."""
+    folder = tmp_path_factory.getbasetemp()
+    server = SharedS3Server(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
     yield server
     server.close()
 

@@ -1,18 +1,28 @@
-"""An S3 server on 127.0.0.1: Ceph's own gateway over one in-memory OSD or, where Ceph is not installed, moto's."""
+"""An S3 server on 127.0.0.1: Ceph's own gateway over one in-memory OSD or, where Ceph is not installed, moto's.
+
+``python -m tests.support.s3_server`` runs one for several runners of tests: see :class:`SharedS3Server`.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import json
+import select
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support import ROOT
 from tests.support.daemons import Daemon, answers, free_port
 
-__all__ = ["ACCESS_KEY", "REGION", "SECRET_KEY", "S3Server", "ceph_is_installed"]
+__all__ = ["ACCESS_KEY", "REGION", "SECRET_KEY", "S3Server", "SharedS3Server", "ceph_is_installed"]
 
 ACCESS_KEY, SECRET_KEY, REGION = "TESTKEY", "TESTSECRET", "us-east-1"
 _PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin", "setpriv")
@@ -74,7 +84,10 @@ class S3Server:
         is_real: True for Ceph's gateway, False for moto's server.
         endpoint: Its URL, "http://127.0.0.1:PORT".
         port: Its TCP port.
+        admin: The command by which the gateway is administered, of Ceph's alone.
     """
+
+    admin: Sequence[str] = ()
 
     def __init__(self, folder: Path, *, memory_bytes: int = 2 << 30, ceph: bool = True) -> None:
         self._daemons: list[Daemon] = []
@@ -126,13 +139,13 @@ class S3Server:
         gateway = ["-n", "client.rgw.a", *conf]
         server = self._start(["radosgw", "-f", *gateway], folder / "rgw.out")
         server.wait_until(lambda: answers(self.port))
-        self._admin = ["radosgw-admin", *gateway]
-        _run(*self._admin, "user", "create", "--uid=test", "--display-name=test", *_keys(ACCESS_KEY, SECRET_KEY))
+        self.admin = ["radosgw-admin", *gateway]
+        _run(*self.admin, "user", "create", "--uid=test", "--display-name=test", *_keys(ACCESS_KEY, SECRET_KEY))
 
     def add_keys(self, access_key: str, secret_key: str) -> None:
         """Gives the user further keys; moto's server takes any."""
         if self.is_real:
-            _run(*self._admin, "key", "create", "--uid=test", "--key-type=s3", *_keys(access_key, secret_key))
+            _run(*self.admin, "key", "create", "--uid=test", "--key-type=s3", *_keys(access_key, secret_key))
 
     @functools.cached_property
     def client(self) -> Any:
@@ -187,6 +200,69 @@ class S3Server:
             daemon.close()
 
 
+class SharedS3Server(S3Server):
+    """The server of all runners that share a folder: the first one starts it, and it ends when the last one has.
+
+    A server of its own would cost each runner a cluster that works all the time.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._daemons: list[Daemon] = []
+        with open(folder / "s3.lock", "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                self._connection = socket.socket(socket.AF_UNIX)
+                self._connection.connect(_name(folder))
+                told = self._connection.recv(_TOLD_BYTES)
+            except OSError:
+                told = b""
+            if not told:  # none has been started, or the last one has just ended
+                self._connection.close()
+                self._connection, its = socket.socketpair()
+                command = ["setsid", "--fork", sys.executable, "-m", __name__, str(folder), str(its.fileno())]
+                with its:  # not this process's child, which may end sooner
+                    subprocess.run(command, check=True, cwd=ROOT, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+                told = self._connection.recv(_TOLD_BYTES)
+        self.port, self.is_real, self.admin = json.loads(told)
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        """Ends the server if no other runner has it."""
+        super().close()
+        self._connection.close()
+
+
+_TOLD_BYTES = 4096
+
+
+def _name(folder: Path) -> str:
+    """Returns the server's address, a socket without a file."""
+    return "\0" + f"feeder-tests-s3-{folder}"[-90:]
+
+
+def _serve(folder: Path, first: int) -> None:
+    """Runs a server until all runners that have connected are gone; the first one is already."""
+    server = S3Server(Path(tempfile.mkdtemp(prefix="s3-", dir=folder)), memory_bytes=4 << 30)
+    told = json.dumps([server.port, server.is_real, list(server.admin)]).encode()
+    runners = [socket.socket(fileno=first)]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(_name(folder))
+        listener.listen()
+        runners[0].send(told)
+        while runners:
+            for ready in select.select([listener, *runners], [], [])[0]:
+                if ready is listener:
+                    runners.append(listener.accept()[0])
+                    runners[-1].send(told)
+                else:
+                    runners.remove(ready)
+                    ready.close()
+    server.close()
+
+
 def _run(*command: str) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
@@ -195,3 +271,7 @@ def _run(*command: str) -> None:
 
 def _keys(access_key: str, secret_key: str) -> list[str]:
     return [f"--access-key={access_key}", f"--secret-key={secret_key}"]
+
+
+if __name__ == "__main__":
+    _serve(Path(sys.argv[1]), int(sys.argv[2]))
