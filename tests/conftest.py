@@ -36,6 +36,13 @@ __all__ = [
     "tls_proxy",
 ]
 
+gc.disable()  # until all tests are found: looking for garbage takes half of that time, and there is none
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
 # A shell starts background jobs with SIGINT ignored, and their children inherit that; tests interrupt their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import io
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -16,7 +18,12 @@ from tests.support import ROOT
 
 FOLDER = ROOT / "feeder"
 FILES = sorted(FOLDER.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text()) for path in FILES}
+
+
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in FILES}
+
 
 STATEMENTS = {
     "(top)": 177,
@@ -58,7 +65,7 @@ def is_docstring(node: ast.AST) -> bool:
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path.relative_to(FOLDER).as_posix(), node
@@ -72,7 +79,7 @@ def lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_no_room_has_more_statements() -> None:
     """Imports and docstrings apart; an assignment to a tuple counts as its targets."""
     found = Counter[str]()
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         parts = path.relative_to(FOLDER).parts
         for node in ast.walk(tree):
             if (
@@ -93,7 +100,7 @@ def test_the_rooms_have_no_more_statements_together_than_they_may() -> None:
 def test_there_are_no_more_tokens() -> None:
     """Without comments, docstrings and layout."""
     found = 0
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         found += sum(
             token.type not in _LAYOUT for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
         )
@@ -108,7 +115,7 @@ def test_the_loader_has_no_further_parameter() -> None:
 
 def test_no_two_public_classes_share_a_name() -> None:
     found = defaultdict(set)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].add(path.relative_to(FOLDER).as_posix())
@@ -140,7 +147,7 @@ def test_no_more_functions_go_without_paragraphs() -> None:
 
 def test_no_line_assigns_several_attributes() -> None:
     found = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             targets = getattr(node.targets[0], "elts", []) if isinstance(node, ast.Assign) else []
             if targets and all(isinstance(each, ast.Attribute) for each in targets):
