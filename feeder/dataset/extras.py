@@ -11,7 +11,7 @@ import numpy as np
 
 from feeder.dataset.reader import Reader
 from feeder.errors import ArgumentError, DecodeError
-from feeder.fields.field import Field, MissingValueError
+from feeder.fields.field import Entry, Field, MissingValueError
 from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.system.arrays import AnyArray, Size
 from feeder.transforms import Draws
@@ -56,7 +56,7 @@ class Column(NamedTuple):
         array[row, :height, :width] = value
 
 
-class Extra:
+class Extra(Entry):
     """Base of the values of a sample beside its image and label; cheap to pickle, and equal to another one alike.
 
     Attributes:
@@ -85,11 +85,6 @@ class Extra:
         """True if samples have the value in place of feeder's label."""
         return False
 
-    @property
-    def is_ragged(self) -> bool:
-        """True if a value is made of tensors whose number or shapes are the sample's own."""
-        return False
-
     def read(self, reader: Reader, i: int) -> Any:
         """Reads the value of sample ``i``, before any draw.
 
@@ -114,29 +109,9 @@ class Extra:
         :attr:`follows_draws`."""
         return self.finish(value, draws[0], row)
 
-    def gather(self, tensors: tuple[Any, ...]) -> Any:
-        """Returns the batch's entry, or a sample's.
-
-        Args:
-            tensors: One for each column: [N, *shape] for a batch, [*shape] for a sample.
-        """
-        return tensors[0] if len(tensors) == 1 else tensors
-
-    def collate(self, values: list[Any]) -> Any:
-        """Returns the batch's entry for N values without columns."""
-        return values
-
     def arrange(self, entries: tuple[Any, ...], *, is_batch: bool) -> Any:
         """Returns a sample or a batch in another form than ``(image, label, *targets, *fields)``."""
         return entries
-
-    def sample(self, value: Any) -> Any:
-        """Returns the entry of ``dataset[i]`` for what :meth:`finish` has returned."""
-        if not self.columns:
-            return value
-        import torch
-
-        return self.gather(tuple(map(torch.as_tensor, value)))
 
 
 @dataclass(frozen=True)

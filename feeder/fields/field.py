@@ -15,8 +15,46 @@ class MissingValueError(ValueError):
     """The member lacks the value that is asked for; a sample without the member has none either."""
 
 
+class Entry:
+    """Base of what a sample has beside its image and label: an entry of the batch."""
+
+    @property
+    def columns(self) -> tuple[tuple[Any, ...], ...]:
+        """(shape, dtype name) of each array that a sample's value fills; empty if values travel as Python objects."""
+        return ()
+
+    @property
+    def is_ragged(self) -> bool:
+        """True if a value is made of tensors whose number or shapes are the sample's own."""
+        return False
+
+    def gather(self, tensors: tuple[Any, ...]) -> Any:
+        """Returns the batch's entry, or a sample's.
+
+        Args:
+            tensors: One for each column: [N, *shape] for a batch, [*shape] for a sample.
+        """
+        return tensors[0] if len(tensors) == 1 else tensors
+
+    def collate(self, values: list[Any]) -> Any:
+        """Returns the batch's entry for N values without columns.
+
+        Raises:
+            ValueError: if they do not go together.
+        """
+        return values
+
+    def sample(self, value: Any) -> Any:
+        """Returns the entry of ``dataset[i]`` for a sample's value."""
+        if not self.columns:
+            return value
+        import torch
+
+        return self.gather(tuple(map(torch.as_tensor, value)))
+
+
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class Field(Entry):
     """A kind of field: turns the bytes of a sample's member into a value.
 
     Args:
@@ -39,18 +77,8 @@ class Field:
             raise ArgumentError(f"{type(self).__name__}(fill=...) must be {known}, got {self.fill!r}")
 
     @property
-    def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
-        """(shape, dtype name) of each array that a sample's value fills; empty if values are Python objects."""
-        return ()
-
-    @property
     def is_drawn(self) -> bool:
         """True if the value depends on a number that is drawn for each sample and epoch."""
-        return False
-
-    @property
-    def is_ragged(self) -> bool:
-        """True if values are tensors of shapes of their own."""
         return False
 
     def parse(self, data: bytes, draw: float = 0.0) -> Any:
@@ -69,26 +97,6 @@ class Field:
     def missing(self) -> Any:
         """Returns the value of a sample without the member, as :meth:`parse` does."""
         return (self.fill,) if self.columns else self.fill
-
-    def gather(self, tensors: tuple[Any, ...]) -> Any:
-        """Returns the entry of a batch or a sample for the tensors of its :attr:`columns`."""
-        return tensors[0] if len(tensors) == 1 else tensors
-
-    def collate(self, values: list[Any]) -> Any:
-        """Returns the batch's entry for N values without columns.
-
-        Raises:
-            ValueError: if they do not go together.
-        """
-        return values
-
-    def sample(self, value: Any) -> Any:
-        """Returns the entry of ``dataset[i]`` for what :meth:`parse` has returned."""
-        if not self.columns:
-            return value
-        import torch
-
-        return self.gather(tuple(map(torch.as_tensor, value)))
 
 
 def is_held(value: float, dtype: npt.DTypeLike) -> bool:

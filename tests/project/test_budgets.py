@@ -27,9 +27,9 @@ def trees() -> dict[Path, ast.Module]:
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_784,
+    "dataset": 2_774,
     "decoders": 3_455,
-    "fields": 343,
+    "fields": 344,
     "loader": 7_955,
     "order": 1_617,
     "service": 1_520,
@@ -41,7 +41,7 @@ STATEMENTS = {
 # The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
 # the GPU 400, the first screen 500.
 MOST_STATEMENTS = 31_000 + 3_500
-TOKENS = 459_357
+TOKENS = 459_274
 OWN_PARAMETERS = 15
 DENSE = 8
 
