@@ -30,8 +30,9 @@ demo: ## shard images, load them, compare with torch's DataLoader (IMAGES=dir fo
 
 # Without a GPU, also where there is one, so that they test the same everywhere; bench/gpu.sh runs those that need it.
 # More runners than cores, as many tests wait; each runs whole files. Bytecode is kept, as each runner reads all of it.
+# Torch computes in one thread of each: those of several runners would spin on the same cores.
 # A test that is stuck where Python can't end it: SIGABRT, at which pytest writes the stacks of all threads.
-PYTEST = CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= \
+PYTEST = CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 	timeout --foreground --signal=ABRT --kill-after=60 4200 $(BIN)/python -m pytest \
 	--numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder
 

@@ -34,16 +34,17 @@ def _private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name not in ("_native", "_replace")
 
 
-def _parsed(folder: str) -> Iterator[tuple[Path, ast.Module]]:
+def _nodes(folder: str) -> Iterator[tuple[Path, list[ast.AST]]]:
+    """Files and all that is in their trees."""
     for path in sorted((ROOT / folder).rglob("*.py")):
         if not path.is_relative_to(ROOT / "tests" / "scripts"):
-            yield path.relative_to(ROOT), ast.parse(path.read_text())
+            yield path.relative_to(ROOT), list(ast.walk(ast.parse(path.read_text())))
 
 
-def _defined(tree: ast.Module) -> set[str]:
+def _defined(nodes: list[ast.AST]) -> set[str]:
     """Private names of functions, classes, module variables, fields, and attributes set on self."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in ("self", "cls"):
@@ -59,43 +60,46 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _imported(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+def _imported(nodes: list[ast.AST]) -> Iterator[tuple[str, str, str]]:
     """(local name, module, name there) of every import of something in a module."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             yield from ((alias.asname or alias.name, node.module or "", alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from ((alias.asname or alias.name.partition(".")[0], alias.name, "") for alias in node.names)
 
 
-def _strings_patched(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _strings_patched(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
     """(patched name, attribute) of each setattr, delattr and getattr with a literal; a dotted path has no name."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(("setattr", "delattr", "getattr")):
+    for node in nodes:
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name not in ("setattr", "delattr", "getattr"):
             continue
         for place, argument in enumerate(node.args[:2]):
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 yield (_root(node.args[0]) if place else ""), argument.value
 
 
-def _used(tree: ast.Module, ours: set[str]) -> set[str]:
+def _used(nodes: list[ast.AST], ours: set[str]) -> set[str]:
     """Private names of feeder's or the benchmarks' that a test file uses; ``ours``: all that are defined there."""
-    own = _defined(tree)
-    imported = list(_imported(tree))
+    own = _defined(nodes)
+    imported = list(_imported(nodes))
     others = {local for local, module, _ in imported if module.partition(".")[0] not in ("feeder", "bench", "tests")}
     found = {name for _, module, name in imported if module.startswith(("feeder", "bench")) and _private(name)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and _root(node) not in {"self", "cls", *others}:
             found.add(node.attr)
-    for root, path in _strings_patched(tree):
+    for root, path in _strings_patched(nodes):
         found |= {part for part in path.split(".") if root not in others}
     return {name for name in found if _private(name) and name in ours - own}
 
 
 def test_private_names_stay_in_their_rooms() -> None:
-    ours = {name for folder in ("feeder", "bench") for _, tree in _parsed(folder) for name in _defined(tree)}
+    ours = {name for folder in ("feeder", "bench") for _, nodes in _nodes(folder) for name in _defined(nodes)}
     assert len(ours) > 500
-    used = {str(path): _used(tree, ours) for path, tree in _parsed("tests")}
+    used = {str(path): _used(nodes, ours) for path, nodes in _nodes("tests")}
     assert {path: sorted(names) for path, names in used.items() if names} == {
         path: sorted(names) for path, names in _EXCEPTIONS.items()
     }
