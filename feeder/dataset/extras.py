@@ -11,7 +11,7 @@ import numpy as np
 
 from feeder.dataset.reader import Reader
 from feeder.errors import ArgumentError, DecodeError
-from feeder.fields.field import Entry, Field, MissingValueError
+from feeder.fields.field import BatchEntry, Field, MissingValueError
 from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.system.arrays import AnyArray, Size
 from feeder.transforms import Draws
@@ -56,7 +56,7 @@ class Column(NamedTuple):
         array[row, :height, :width] = value
 
 
-class Extra(Entry):
+class Extra(BatchEntry):
     """Base of the values of a sample beside its image and label; cheap to pickle, and equal to another one alike.
 
     Attributes:

@@ -15,7 +15,7 @@ class MissingValueError(ValueError):
     """The member lacks the value that is asked for; a sample without the member has none either."""
 
 
-class Entry:
+class BatchEntry:
     """Base of what a sample has beside its image and label: an entry of the batch."""
 
     @property
@@ -54,7 +54,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field(Entry):
+class Field(BatchEntry):
     """A kind of field: turns the bytes of a sample's member into a value.
 
     Args:
