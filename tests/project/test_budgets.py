@@ -15,14 +15,16 @@ import torch
 
 import feeder
 from tests.support import ROOT
+from tests.support.sources import statements
 
 FOLDER = ROOT / "feeder"
 FILES = sorted(FOLDER.rglob("*.py"))
 
 
 @functools.cache
-def trees() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text()) for path in FILES}
+def nodes() -> dict[Path, list[ast.stmt]]:
+    """The statements of each file."""
+    return {path: [*statements(ast.parse(path.read_text()))] for path in FILES}
 
 
 STATEMENTS = {
@@ -65,8 +67,8 @@ def is_docstring(node: ast.AST) -> bool:
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path, found in nodes().items():
+        for node in found:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path.relative_to(FOLDER).as_posix(), node
 
@@ -79,14 +81,10 @@ def lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_no_room_has_more_statements() -> None:
     """Imports and docstrings apart; an assignment to a tuple counts as its targets."""
     found = Counter[str]()
-    for path, tree in trees().items():
+    for path, each in nodes().items():
         parts = path.relative_to(FOLDER).parts
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.stmt)
-                and not is_docstring(node)
-                and not isinstance(node, ast.Import | ast.ImportFrom)
-            ):
+        for node in each:
+            if not is_docstring(node) and not isinstance(node, ast.Import | ast.ImportFrom):
                 target = node.targets[0] if isinstance(node, ast.Assign) else None
                 is_several = isinstance(target, ast.Tuple) and isinstance(getattr(node, "value", None), ast.Tuple)
                 found[parts[0] if len(parts) > 1 else "(top)"] += len(target.elts) if is_several else 1  # type: ignore[union-attr]
@@ -100,11 +98,11 @@ def test_the_rooms_have_no_more_statements_together_than_they_may() -> None:
 def test_there_are_no_more_tokens() -> None:
     """Without comments, docstrings and layout."""
     found = 0
-    for path, tree in trees().items():
+    for path, each in nodes().items():
         found += sum(
             token.type not in _LAYOUT for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
         )
-        found -= sum(map(is_docstring, ast.walk(tree)))
+        found -= sum(map(is_docstring, each))
     assert found <= TOKENS
 
 
@@ -115,8 +113,8 @@ def test_the_loader_has_no_further_parameter() -> None:
 
 def test_no_two_public_classes_share_a_name() -> None:
     found = defaultdict(set)
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path, each in nodes().items():
+        for node in each:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].add(path.relative_to(FOLDER).as_posix())
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
@@ -147,9 +145,9 @@ def test_no_more_functions_go_without_paragraphs() -> None:
 
 def test_no_line_assigns_several_attributes() -> None:
     found = []
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path, each in nodes().items():
+        for node in each:
             targets = getattr(node.targets[0], "elts", []) if isinstance(node, ast.Assign) else []
             if targets and all(isinstance(each, ast.Attribute) for each in targets):
-                found.append(f"{path.relative_to(FOLDER)}:{node.lineno}")  # type: ignore[attr-defined]
+                found.append(f"{path.relative_to(FOLDER)}:{node.lineno}")
     assert found == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import feeder
 from tests.support import ROOT
+from tests.support.sources import statements
 
 # Each line may import from itself and from the lines before it. Of the two in one line neither may import the other.
 ROOMS = (
@@ -60,9 +62,16 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
+def imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """The import statements of a module, wherever in it."""
+    nodes = statements(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported(path: Path, names: set[str]) -> Iterator[str]:
     """The modules of feeder that a module imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports(path):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -129,7 +138,7 @@ def test_what_reads_from_the_network_has_no_pickle() -> None:
     readers = [*(ROOT / "feeder/service").glob("*.py")]
     readers += [ROOT / f"feeder/loader/fast/{name}.py" for name in ("relay", "server_link", "servers")]
     for path in readers:
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = imports(path)
         names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module is not None}
         assert not any("pickle" in name or name in ("marshal", "shelve") for name in names), path
