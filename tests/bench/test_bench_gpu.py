@@ -46,6 +46,7 @@ def test_no_step_of_the_measured_training_asks_for_what_the_scaler_found(monkeyp
     scaler.step(trainer.optimizer)
 
 
+@pytest.mark.usefixtures("one_machine")
 def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "gpu-x.json"
     states: list[Any] = []
@@ -204,6 +205,7 @@ def test_training_is_held_against_the_resident_batch_where_both_were_measured() 
     assert train.reached({"cpu": rows["cpu"]}) == {}
 
 
+@pytest.mark.usefixtures("one_machine")
 def test_plain_dali_is_looked_for_with_as_many_threads_as_feeder_has_processes_and_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +224,7 @@ def test_plain_dali_is_looked_for_with_as_many_threads_as_feeder_has_processes_a
     }
 
 
+@pytest.mark.usefixtures("one_machine")
 def test_settings_that_fail_are_passed_over_and_the_best_of_the_others_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_row_does_not_count_what_workers_had_ready(monkeypatch: pytest.MonkeyP
     assert row["images_per_s"] == pytest.approx(8 * 64, rel=1e-3)
 
 
+@pytest.mark.usefixtures("one_machine")
 def test_a_row_that_fails_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from bench.recipe_rivals import RECIPES, RIVALS
 from bench.recipes import INSTALL, better, check, left_out, markdown, missed, missing, summary
 from tests.support import ROOT
+from tests.support.warm_python import run_warm
 
 
 def test_a_missing_rival_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
@@ -21,8 +20,8 @@ def test_a_missing_rival_is_named_with_the_command_that_installs_it(tmp_path: Pa
 
 
 def test_without_its_rivals_it_refuses(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.recipes", "--images", "none", "--rivals", str(tmp_path), "--without"]
-    done = subprocess.run([*command, "timm,dali"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = ["-m", "bench.recipes", "--images", "none", "--rivals", tmp_path, "--without", "timm,dali"]
+    done = run_warm(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "--without pillow-simd" in done.stderr
     assert "--without timm" not in done.stderr

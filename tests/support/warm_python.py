@@ -34,8 +34,8 @@ class WarmPython(subprocess.Popen[Any]):
     """A Python process, started as :class:`subprocess.Popen` starts one.
 
     Args:
-        arguments: Those of Python: ``-W`` and its value any number of times, and ``-c CODE`` or ``-m MODULE`` with its
-            arguments.
+        arguments: Those of Python: ``-W`` and its value any number of times, and ``-c CODE``, ``-m MODULE`` or a
+            script's path with its arguments.
         options: Of :class:`subprocess.Popen`: the files, the folder, the environment and how text is read.
     """
 
@@ -61,13 +61,20 @@ class WarmPython(subprocess.Popen[Any]):
 
 
 def run_warm(
-    arguments: Sequence[Any], *, check: bool = False, capture_output: bool = False, **options: Any
+    arguments: Sequence[Any],
+    *,
+    input: str | None = None,
+    check: bool = False,
+    capture_output: bool = False,
+    **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """Runs a Python process to its end, as :func:`subprocess.run` does."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
     with WarmPython(arguments, **options) as process:
-        out, err = process.communicate()
+        out, err = process.communicate(input)
     done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
     if check:
         done.check_returncode()
@@ -156,6 +163,12 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     if arguments[0] == "-m":
         sys.path[0], sys.argv = os.getcwd(), arguments[1:]
         runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
-    else:
+    elif arguments[0] == "-c":
         sys.path[0], sys.argv = "", ["-c", *arguments[2:]]
         exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+    else:
+        sys.path[0], sys.argv = os.path.dirname(os.path.abspath(arguments[0])), arguments
+        main.__file__ = arguments[0]
+        with open(arguments[0], "rb") as script:
+            code = script.read()
+        exec(compile(code, arguments[0], "exec"), main.__dict__)
