@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from feeder.decoders.decode import decode
 from feeder.transforms import RandomResizedCrop
 from tests.support import ROOT, jpegs
 from tests.support.packed import packed
+from tests.support.warm_python import run_warm
 
 _JPEGS = [jpegs.jpeg("4:2:0", (90 + k, 70), k) for k in range(24)]
 
@@ -57,7 +56,7 @@ assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 def test_signals_are_left_to_the_threads_that_python_knows() -> None:
     """In a process without threads of earlier calls."""
-    done = subprocess.run([sys.executable, "-c", _SIGNALS], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_warm(["-c", _SIGNALS], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -83,6 +82,7 @@ from tests.scenarios import test_frameworks
 from tests.support.batches import copied_epoch, same_batches
 from tests.support.dali_loader import RECIPE, DaliLoader
 from tests.support.loader_data import write_shards
+from tests.support.warm_python import run_warm
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
@@ -297,8 +297,8 @@ loader = DataLoader(ShardDataset({str(shards)!r}, RandomResizedCrop(8)), 10, num
 iterator = iter(loader)
 print(len(next(iterator)[1]), len(next(iterator)[1]))
 """
-    environment = os.environ | {"PYTHONWARNINGS": "ignore"}  # DALI's dependencies have some
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    environment = os.environ | {"PYTHONWARNINGS": "ignore"}  # of workers; DALI's dependencies have some
+    result = run_warm(["-W", "ignore", "-c", script], capture_output=True, text=True, env=environment)
     assert (result.returncode, result.stdout, result.stderr) == (0, "10 10\n", "")
 
 

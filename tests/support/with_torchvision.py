@@ -10,13 +10,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support import ROOT
+from tests.support.warm_python import run_warm
 
 __all__ = ["add_torchvision", "run_with_torchvision"]
 
@@ -41,10 +39,11 @@ def add_torchvision() -> None:
 def run_with_torchvision(script: Path, *arguments: object) -> None:
     """Runs a script in a process of its own, which must end well; skips the test where there is no torchvision."""
     if not FOLDER.exists():
+        import pytest
+
         assert os.environ.get("CI") != "true", f"no {FOLDER}"
         pytest.skip(f"no {FOLDER}: `make env` makes it")
-    command = [sys.executable, "-m", __name__, str(script), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_warm(["-m", __name__, script, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from feeder.tools.parity.comparison import parity
 from feeder.tools.verify import verify
 from tests.support.images import encode, make_tree, pixels
 from tests.support.shard_sets import kept, write_tar
+from tests.support.warm_python import run_warm
 
 # IPython's own shell with the attribute by which a kernel's is known, and the messages that its front end would get.
 NOTEBOOK = """
@@ -63,8 +63,8 @@ write_shards([{"jpg": image} for image in images], "part", workers=1, progress=T
 def test_a_notebook_s_widget_goes_with_the_run_that_is_interrupted(tmp_path: Path) -> None:
     images = f"images = {[encode(pixels(seed)) for seed in range(3)]!r}"
     cells = [images, SHARD, INTERRUPTED]
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK],
+    done = run_warm(
+        ["-c", NOTEBOOK],
         input=json.dumps(cells),
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},

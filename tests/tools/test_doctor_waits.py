@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import ROOT
+from tests.support.warm_python import run_warm
 
 # A line that waits in every step, by way of a library; one that waits now and then; one of another warning.
 SCRIPT = """
@@ -38,23 +40,21 @@ print(json.dumps([code, [[f.level, f.file, f.line, f.found, f.excerpt] for f in 
 """
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def options(folder: Path) -> dict[str, Any]:
+    """Those of a process in a folder, with the modules in its site-packages."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "site-packages"), str(ROOT)])}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], **options(folder))
 
 
 def test_waits_are_counted_by_the_line_of_the_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages/helper.py").write_text(HELPER)
-    done = run(tmp_path, "-c", RUN)
+    done = run_warm(["-c", RUN], **options(tmp_path))
     assert "something else" in done.stderr
     code, findings = json.loads(done.stdout)
     assert code == 2

@@ -99,7 +99,7 @@ from feeder import DataLoader, ShardDataset, transforms
 dataset = ShardDataset({str(shards)!r}, transforms.RandomResizedCrop(8))
 list(DataLoader(dataset, num_workers=1, multiprocessing_context="spawn"))
 """)
-    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    ended = run_warm([script], capture_output=True, text=True)
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()[-1]
     assert "WorkerError: worker 0 could not start: exit code 1" in last

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.loader.slots.slots import Slots
 from tests.support.processes import is_first
 from tests.support.torch_datasets import Tensors, as_it_is
+from tests.support.warm_python import run_warm
 
 
 def test_error_in_a_worker_carries_its_traceback_and_iteration_goes_on() -> None:
@@ -87,7 +86,7 @@ def test_a_script_without_a_main_guard_under_spawn_learns_of_it(tmp_path: Path) 
 from feeder import DataLoader
 list(DataLoader(range(8), num_workers=1, multiprocessing_context='spawn'))
 """)
-    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    ended = run_warm([script], capture_output=True, text=True)
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()[-1]
     assert "exited unexpectedly with exit code 1; what it printed says why" in last
