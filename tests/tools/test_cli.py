@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,8 +26,21 @@ from tests.support.images import encode, make_tree, pixels
 from tests.support.shard_sets import damage_row, write_tar
 
 
-def run(*arguments: object, code: int = 0, program: list[str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *(program or ["-m", "feeder"]), *map(str, arguments)]
+def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Calls the command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            ended: Any = main([*map(str, arguments)])
+        except SystemExit as error:
+            ended = error.code
+    done = subprocess.CompletedProcess(arguments, ended, out.getvalue(), err.getvalue())
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done
+
+
+def run_python(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done
@@ -44,7 +60,7 @@ print("slow modules:", sorted({"torch", "numpy", "PIL", "nvidia"} & set(sys.modu
 
 
 def test_help_does_not_import_what_is_slow() -> None:
-    assert run(program=["-c", HELP]).stdout.endswith("slow modules: []\n")
+    assert run_python("-c", HELP).stdout.endswith("slow modules: []\n")
 
 
 def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
@@ -65,10 +81,11 @@ def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
 def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
     code = f"from feeder.tools.cli import main; main(['shard', {str(tree)!r}, '-q']); import sys"
     code += "; assert 'torch' not in sys.modules"
-    run(program=["-c", code])
+    run_python("-c", code)
 
 
-def test_every_command_explains_itself_in_80_columns() -> None:
+def test_every_command_explains_itself_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for command in ([], *([name] for name in command_names())):
         done = run(*command, "--help")
         assert max(map(len, done.stdout.splitlines())) <= 80
@@ -161,7 +178,7 @@ def test_quiet_hides_no_loss(tree: Path, tmp_path: Path) -> None:
 
 
 def test_errors_are_one_line_without_a_traceback(tmp_path: Path) -> None:
-    done = run("shard", tmp_path / "missing", code=1)
+    done = run_python("-m", "feeder", "shard", tmp_path / "missing", code=1)
     assert done.stderr.startswith("feeder: ")
     assert "no such file or folder" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -206,7 +223,7 @@ sys.exit(feeder.tools.cli.main(sys.argv[1:]))
 
 def test_ctrl_c_leaves_a_resumable_folder_and_says_how_to_go_on(tree: Path, tmp_path: Path) -> None:
     arguments = ["shard", tree, "--samples-per-shard", "2", "--workers", "1"]
-    done = run(*arguments, code=130, program=["-c", INTERRUPTED])
+    done = run_python("-c", INTERRUPTED, *arguments, code=130)
     assert "Traceback" not in done.stderr
     assert "the same command resumes the run" in done.stderr
     done = run(*arguments)
@@ -278,4 +295,4 @@ def test_public_names_are_sorted_and_all_load() -> None:
 
 
 def test_version_is_printed() -> None:
-    assert run("--version").stdout == f"feeder {feeder.__version__}\n"
+    assert run_python("-m", "feeder", "--version").stdout == f"feeder {feeder.__version__}\n"
