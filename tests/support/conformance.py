@@ -7,6 +7,7 @@ The reference here is written with Pillow's own calls, so that the Pillow backen
 
 from __future__ import annotations
 
+import functools
 import io
 from dataclasses import replace
 from typing import Any
@@ -90,6 +91,11 @@ _TRANSPOSES = (
 
 def natural_image(seed: int, height: int = 300, width: int = 400) -> npt.NDArray[np.uint8]:
     """An image with the 1/f amplitude spectrum of photos and their correlation between channels: uint8 [H, W, 3]."""
+    return _natural_image(seed, height, width).copy()
+
+
+@functools.lru_cache(256)  # all checks of all backends take the same few
+def _natural_image(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
     rng = np.random.default_rng(seed)
     fy, fx = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
     amplitude = 1.0 / np.maximum(np.hypot(fy, fx), 1.0 / max(height, width))
@@ -125,6 +131,14 @@ def open_image(buffer: bytes) -> Image.Image:
     return Image.open(io.BytesIO(buffer))
 
 
+@functools.lru_cache(64)
+def upright(buffer: bytes, orientation: int) -> Image.Image:
+    """The stored image, turned by its EXIF orientation: RGB."""
+    image = open_image(buffer).convert("RGB")
+    turn = _TRANSPOSES[orientation]
+    return image if turn is None else image.transpose(turn)
+
+
 def sizes_of(buffers: list[bytes], orientations: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """Upright (height, width) of each image."""
     sizes = [open_image(buffer).size for buffer in buffers]
@@ -145,10 +159,7 @@ def decode(
 
 def reference(buffer: bytes, orientation: int, recipe: Recipe, draws: Draws, row: int) -> npt.NDArray[np.uint8]:
     """torchvision's sequence of ops, one by one: uint8 [3, H, W]."""
-    image = open_image(buffer).convert("RGB")
-    turn = _TRANSPOSES[orientation]
-    if turn is not None:
-        image = image.transpose(turn)
+    image = upright(buffer, orientation)
     for params in draws.ops:
         sample = {name: int(column[row]) for name, column in params.items()}
         if "top" in sample:
