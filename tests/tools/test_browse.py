@@ -10,7 +10,6 @@ import re
 import signal
 import struct
 import subprocess
-import sys
 import urllib.request
 import zlib
 from collections.abc import Iterator
@@ -52,6 +51,7 @@ from feeder.transforms.op import Op
 from tests.support.images import encode, make_tree, other_format, pixels
 from tests.support.shard_sets import write_tar
 from tests.support.target_data import TARGETS, write_target_folder
+from tests.support.warm_python import WarmPython
 
 TOKEN = "secret-of-the-test"
 HOSTILE = "<script>alert(1)</script>"
@@ -1042,8 +1042,7 @@ def test_samples_that_were_taken_down_are_marked_in_all_versions(tmp_path: Path)
 @contextlib.contextmanager
 def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command, and the URL that it prints."""
-    command = [sys.executable, "-m", "feeder", "browse", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = WarmPython(["-m", "feeder", "browse", *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process:
         try:

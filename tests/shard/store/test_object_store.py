@@ -17,6 +17,7 @@ from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import RANGE_BYTES
 from tests.support import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults
+from tests.support.processes import wait_until
 from tests.support.remote import Bucket, Read
 
 
@@ -52,8 +53,8 @@ def test_listing_names_all_objects_below_a_folder_and_no_others(bucket: Bucket, 
     fault_proxy.set(Faults({"503": 1}))  # after the first page
     with ThreadPoolExecutor(1) as pool:
         rest = pool.submit(list, listing)
-        while not fault_proxy.counts():
-            assert not rest.done()
+        wait_until(lambda: rest.done() or fault_proxy.counts())
+        assert fault_proxy.counts()
         fault_proxy.set(Faults())
         entries += rest.result()
     assert [entry.key for entry in entries] == [f"folder/{k:04d}" for k in range(1005)]
@@ -286,8 +287,8 @@ def test_uploads_survive_faults_whole(real_bucket: Bucket, fault_proxy: FaultPro
     fault_proxy.set(Faults({"503": 0.5, "reset": 0.5}))
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(store.put, "shard", tmp_path / "shard")
-        while sum(fault_proxy.counts().values()) < 3:
-            assert not done.done()
+        wait_until(lambda: done.done() or sum(fault_proxy.counts().values()) >= 3)
+        assert sum(fault_proxy.counts().values()) >= 3
         fault_proxy.set(Faults())
         assert done.result().size_bytes == len(data)
     assert store.get("shard") == data
