@@ -1,4 +1,4 @@
-"""What tests of benchmarks share."""
+"""Fixtures of the benchmarks' tests."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_no_docstring_opens_with_a_question() -> None:
         for path in sorted((ROOT / folder).rglob("*.py"))
     }
     assert sum(map(len, opens.values())) > 1000
-    found = {}
+    found: dict[str, str] = {}
     for path, words in opens.items():
         if not _QUESTIONS.isdisjoint(words):
             found |= dict(_docstrings(path))

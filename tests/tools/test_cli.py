@@ -28,13 +28,13 @@ from tests.support.shard_sets import damage_row, write_tar
 
 def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Calls the command in this process."""
-    out, err = io.StringIO(), io.StringIO()
+    command, out, err = [*map(str, arguments)], io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            ended: Any = main([*map(str, arguments)])
+            ended: Any = main(command)
         except SystemExit as error:
             ended = error.code
-    done = subprocess.CompletedProcess(arguments, ended, out.getvalue(), err.getvalue())
+    done = subprocess.CompletedProcess(command, ended, out.getvalue(), err.getvalue())
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done
 
