@@ -18,6 +18,7 @@ from feeder.service.frames import SERVER_LIMITS, Frame, Kind, Receiver, local_na
 from feeder.service.server_status import server_status
 from tests.support import ROOT
 from tests.support.processes import wait_until
+from tests.support.warm_python import WarmPython
 
 __all__ = ["LocalPeer", "Peer", "ServiceServer", "refusal"]
 
@@ -39,7 +40,7 @@ class ServiceServer:
         root: Folder or URL below which it reads sets.
         options: Further options of ``feeder serve``.
         cores: Number of its processes.
-        environment: Further variables of its processes.
+        environment: Further variables of its processes, which an interpreter of its own gets from its start.
         silence_s: Seconds for which a client may be silent, from its first word on, or keep a part, in place of its
             own number: for peers without heartbeats on a busy machine.
 
@@ -63,7 +64,10 @@ class ServiceServer:
         command = ["serve", "--root", str(root), "--cpus", str(cores), "--file", str(self.path), *options]
         variables = {**os.environ, **(environment or {})}
         start = ["-m", "feeder"] if silence_s is None else ["-c", _PATIENT.format(silence_s=silence_s)]
-        self.process = subprocess.Popen([sys.executable, *start, *command], cwd=ROOT, env=variables)
+        if environment is None:
+            self.process: subprocess.Popen[Any] = WarmPython([*start, *command], cwd=ROOT)
+        else:
+            self.process = subprocess.Popen([sys.executable, *start, *command], cwd=ROOT, env=variables)
         wait_until(lambda: self.path.exists() or self.process.poll() is not None)
         found = json.loads(self.path.read_text())
         ((host, port),) = found["servers"]
