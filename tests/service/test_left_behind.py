@@ -184,7 +184,7 @@ def has_no_more(now: Held, before: Held) -> bool:
 def server(root: Path, tmp_path: Path, marked: Marked) -> Iterator[ServiceServer]:
     folder = tmp_path / "service"
     folder.mkdir()
-    made = ServiceServer(folder, root, environment=marked.environment)
+    made = ServiceServer(folder, root, environment=marked.environment, is_warm=False)
     yield made
     made.close()
 
@@ -224,7 +224,7 @@ def test_a_server_that_is_killed(root: Path, server: ServiceServer, job: Job, ma
     its = process_tree(server.process.pid)
     server.kill()
     assert all_ended(its)
-    next_one = ServiceServer(server.path.parent, root, environment=marked.environment)
+    next_one = ServiceServer(server.path.parent, root, environment=marked.environment, is_warm=False)
     with contextlib.closing(next_one):
         os.replace(next_one.path, server.path)
         assert job.epoch() == expected

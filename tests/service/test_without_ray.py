@@ -32,7 +32,7 @@ def test_epochs_with_a_service_and_without_need_no_ray(root: Path, tmp_path: Pat
     (tmp_path / "banned" / "ray.py").write_text("raise ModuleNotFoundError('No module named ray')\n")
     path = os.pathsep.join([str(tmp_path / "banned"), *filter(None, [os.environ.get("PYTHONPATH")])])
     banned = {"PYTHONPATH": path}  # all processes inherit it
-    with contextlib.closing(ServiceServer(tmp_path, root, environment=banned)) as server:
+    with contextlib.closing(ServiceServer(tmp_path, root, environment=banned, is_warm=False)) as server:
         command = [sys.executable, "-c", EPOCHS, str(root / "set"), server.service]
         env = {**os.environ, **banned}
         ended = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)

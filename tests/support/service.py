@@ -40,9 +40,10 @@ class ServiceServer:
         root: Folder or URL below which it reads sets.
         options: Further options of ``feeder serve``.
         cores: Number of its processes.
-        environment: Further variables of its processes, which an interpreter of its own gets from its start.
+        environment: Further variables of its processes.
         silence_s: Seconds for which a client may be silent, from its first word on, or keep a part, in place of its
             own number: for peers without heartbeats on a busy machine.
+        is_warm: False for an interpreter of its own, which imports what it needs and has the variables from its start.
 
     Attributes:
         service: The loader's argument.
@@ -58,14 +59,15 @@ class ServiceServer:
         cores: int = 1,
         environment: Mapping[str, str] | None = None,
         silence_s: float | None = None,
+        is_warm: bool = True,
     ) -> None:
         self.path = folder / f"service-{len(list(folder.glob('service-*')))}.json"
         self.service = f"file:{self.path}"
         command = ["serve", "--root", str(root), "--cpus", str(cores), "--file", str(self.path), *options]
         variables = {**os.environ, **(environment or {})}
         start = ["-m", "feeder"] if silence_s is None else ["-c", _PATIENT.format(silence_s=silence_s)]
-        if environment is None:
-            self.process: subprocess.Popen[Any] = WarmPython([*start, *command], cwd=ROOT)
+        if is_warm:
+            self.process: subprocess.Popen[Any] = WarmPython([*start, *command], cwd=ROOT, env=variables)
         else:
             self.process = subprocess.Popen([sys.executable, *start, *command], cwd=ROOT, env=variables)
         wait_until(lambda: self.path.exists() or self.process.poll() is not None)
