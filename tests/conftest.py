@@ -36,13 +36,6 @@ __all__ = [
     "tls_proxy",
 ]
 
-gc.disable()  # until all tests are found: looking for garbage takes half of that time, and there is none
-
-
-def pytest_collection_finish() -> None:
-    gc.enable()
-
-
 # A shell starts background jobs with SIGINT ignored, and their children inherit that; tests interrupt their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,6 +63,14 @@ _FIRST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="run every case of the products marked pairwise")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Finds tests without looking for garbage, which would take as long again: there is none."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,7 +44,6 @@ from tests.support.late_torch import draw_late
 from tests.support.loader_data import CROP_AND_FLIP
 from tests.support.noise import add_noise
 from tests.support.processes import wait_until
-from tests.support.warm_python import run_warm
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -501,8 +502,8 @@ from feeder.transforms import RandomResizedCrop
 loader = DataLoader(ShardDataset({str(shards)!r}, RandomResizedCrop(8)), batch_size=10, num_workers=2)
 print(sum(len(labels) for _, labels in loader))
 """
-    command = ["-W", "ignore:This DataLoader will create", "-c", script]
-    result = run_warm(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-W", "ignore:This DataLoader will create", "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (result.stdout, result.stderr) == ("50\n", "")
 
 

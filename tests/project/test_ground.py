@@ -28,7 +28,6 @@ from scripts import draw_chart
 from tests.support import ROOT
 from tests.support.documents import block
 from tests.support.requirements import normalized, pins, pyproject
-from tests.support.warm_python import run_warm
 
 
 def required() -> set[str]:
@@ -154,12 +153,13 @@ def test_the_training_example_of_the_readme_runs(tmp_path: Path) -> None:
     for long, short in shorter.items():
         assert long in code
         code = code.replace(long, short)
-    done = run_warm(
-        ["-W", "error", "-c", code + "\nprint(images.shape, images.dtype, labels.dtype)"],
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code + "\nprint(images.shape, images.dtype, labels.dtype)"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     *epochs, kinds = done.stdout.splitlines()

@@ -245,8 +245,8 @@ def test_it_stops_when_nothing_gets_better_and_keeps_the_best(data: list[str], t
 
 def test_autocast_and_channels_last_learn_the_same(data: list[str], tmp_path: Path, script: Any) -> None:
     options = [*SMALL, "0", "--epochs", "1"]
-    script.main([data[0], "--out", str(tmp_path / "plain"), *options])
-    script.main([data[0], "--out", str(tmp_path / "fast"), *options, "--amp", "bf16", "--channels-last"])
+    script.main([*data, "--out", str(tmp_path / "plain"), *options])
+    script.main([*data, "--out", str(tmp_path / "fast"), *options, "--amp", "bf16", "--channels-last"])
     losses = [np.array(log(tmp_path / name))[:, 0] for name in ("plain", "fast")]
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.1)
     assert not np.array_equal(losses[0], losses[1])

@@ -311,7 +311,7 @@ def test_a_server_unpickles_nothing(root: Path, tmp_path: Path) -> None:
     samples = [{"box.npy": npy(np.arange(3)), "meta.json": b'{"score": 1}', "txt": b"a"} for _ in range(8)]
     kinds: dict[str, Any] = {"box.npy": F.Array(), "meta.json": F.Json(), "txt": F.Text()}
     dataset = feeder.ShardDataset(members_set(root / "unpickled", samples), CROP, fields=kinds)
-    options: dict[str, Any] = {"environment": {"PYTHONPATH": path}, "is_warm": False}
-    with contextlib.closing(ServiceServer(tmp_path, root, **options)) as server:
+    server = ServiceServer(tmp_path, root, environment={"PYTHONPATH": path}, is_warm=False)
+    with contextlib.closing(server):
         check_equal(dataset, server)
     assert not log.exists()
