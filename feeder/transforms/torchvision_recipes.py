@@ -483,6 +483,8 @@ def _same(op: Any, name: str, state: _State) -> _State:
     taken = {each: getattr(op, each) for each in inspect.signature(kind).parameters if hasattr(op, each)}
     if not is_tensor:
         taken.pop("antialias", None)  # of no effect on Pillow images
+    elif "antialias" in taken:
+        taken["antialias"] = bool(taken["antialias"])  # None is torchvision's False
     made = kind(**taken)
 
     smooth = ("bilinear", "bicubic") if _is_v2(op) and not state.is_float else ("bilinear",)

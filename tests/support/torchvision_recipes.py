@@ -291,6 +291,8 @@ def antialias_is_theirs() -> None:
     for ops in (
         [v1.PILToTensor(), v1.Resize((20, 20), antialias=False)],
         [v1.ToTensor(), v1.Resize((20, 20), antialias=False)],
+        [v1.PILToTensor(), v1.Resize((20, 20), antialias=None)],
+        [v2.ToImage(), v2.RandomResizedCrop((20, 20), (1.0, 1.0), (1.0, 1.0), antialias=None)],
     ):
         check_same(v1.Compose(ops), level=0.01)
         assert ways(ops)[1] == "python"
