@@ -604,6 +604,8 @@ def _normalize(op: Any, state: _State) -> _State:
     if not state.is_float:
         raise _Refused("torchvision's Normalize takes tensors of floats")
     mean, std = (value.tolist() if hasattr(value, "tolist") else value for value in (op.mean, op.std))
+    if state.channels == 1 and any(len(value) > 1 for value in (mean, std) if hasattr(value, "__len__")):
+        raise ArgumentError("it makes three channels of one")
     return state.then(Normalize(mean, std))
 
 

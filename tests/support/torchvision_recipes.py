@@ -333,6 +333,9 @@ def gray_images_have_one_channel_or_three() -> None:
     after = [v1.Resize((20, 24)), v1.Grayscale(), blur, v1.ToTensor(), lambda image: image.repeat(3, 1, 1)]
     check_same(v1.Compose(after), level=0.01, gain=2)
     assert ways(after) == ["native"] * 2 + ["python"] * 3
+    floats = [v2.Resize((20, 24)), v2.Grayscale(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    check_same(v2.Compose([*floats, v2.Normalize([0.5] * 3, [0.5] * 3)]), level=0.01, gain=5)
+    assert "fails on a made image" in refusal([*floats, v1.Normalize([0.5] * 3, [0.5] * 3)])
 
 
 def pillow_images_come_back_from_tensors() -> None:
