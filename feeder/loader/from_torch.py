@@ -17,7 +17,7 @@ from feeder.dataset.foreign import check_foreign, image_columns, refuse_overridd
 from feeder.decoders.programs import has_programs
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.options import DEFAULT_COLLATES, DEFAULT_PREFETCH
+from feeder.loader.options import DEFAULT_PREFETCH
 from feeder.transforms import Recipe, Views
 from feeder.transforms.torchvision_recipes import Conversion, OpReport, convert, recipe_of
 
@@ -106,9 +106,10 @@ def options_of(loader: Any) -> dict[str, Any]:
     """Returns the arguments of a loader of torch's for feeder's; its dataset, order and batches are left out."""
     options = {name: getattr(loader, name) for name in _SAME}
     function = loader.collate_fn
+    own = torch.utils.data.default_convert if loader.batch_sampler is None else torch.utils.data.default_collate
     does_as_torchs = f"{function.__module__}.{getattr(function, '__name__', '')}" == "timm.data.loader.fast_collate"
-    if not (does_as_torchs or function in (*DEFAULT_COLLATES, torch.utils.data.default_convert)):
-        options["collate_fn"] = loader.collate_fn
+    if not does_as_torchs and function is not own:
+        options["collate_fn"] = function
     if loader.prefetch_factor != DEFAULT_PREFETCH:
         options["prefetch_factor"] = loader.prefetch_factor
     return options

@@ -590,6 +590,10 @@ def loaders(folder: Path) -> None:
     assert sampled.sampler is weighted
     batches = kinds.BatchSampler(kinds.SequentialSampler(theirs), 3, True)
     assert len(list(feeder.from_torch(kinds.DataLoader(theirs, batch_sampler=batches)))) == 2
+    apart = kinds.DataLoader(theirs, 3, collate_fn=kinds.default_convert)
+    assert [[label for _, label in batch] for batch in feeder.from_torch(apart)] == [
+        [label for _, label in batch] for batch in apart
+    ]
     kept = feeder.from_torch(feeder.DataLoader(theirs, 3, drop_last=True))
     assert kept.path == "fast"
     assert kept.drop_last
