@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -264,13 +265,28 @@ def _image_column(dataset: Any) -> str:
     raise _refusal("this dataset has no Image column to decode, of the mode RGB or of its files' modes")
 
 
+def _row_format(dataset: Any, image: str) -> tuple[dict[str, Any], Callable[[Any], Any] | None]:
+    """Returns the format to read a row's other values in, and what the dataset makes of a dict of lists of all."""
+    form, options = dataset.format["type"], dataset.format["format_kwargs"]
+    if form in (None, "custom"):
+        return {}, options.get("transform")
+    formatter = sys.modules["datasets"].formatting.get_formatter(form, **options)
+    if not hasattr(formatter, "recursive_tensorize"):  # of tables, whose rows are read as dicts
+        return {}, None
+    return {"type": form} | options, partial(_formatted, image, formatter)
+
+
+def _formatted(image: str, formatter: Any, rows: dict[str, Any]) -> dict[str, Any]:
+    return rows | formatter.recursive_tensorize({image: rows[image]}) if hasattr(rows[image][0], "getbands") else rows
+
+
 def _huggingface(dataset: Any) -> ForeignReader:
-    columns, form = tuple(dataset.format["columns"]), dataset.format["type"]
-    name = _image_column(dataset)
+    columns, name = tuple(dataset.format["columns"]), _image_column(dataset)
+    form, change = _row_format(dataset, name)
     stored = dataclasses.replace(dataset.features[name], decode=False)
     images = dataset.with_format(None).select_columns(name).cast_column(name, stored)
     others = [each for each in columns if each != name]
-    rest: Any = dataset.with_format(None if form == "custom" else form).select_columns(others)
+    rest: Any = dataset.with_format(**form).select_columns(others)
     reader = ForeignReader(
         "", Loaded(partial(_cell, name), images), rest if others else Loaded(dict, [()] * len(images)), exif=True
     )
@@ -278,7 +294,7 @@ def _huggingface(dataset: Any) -> ForeignReader:
     reader.row_names = columns
     reader.image_column = name
     reader.mode = stored.mode
-    reader.change_rows = dataset.format["format_kwargs"]["transform"] if form == "custom" else None
+    reader.change_rows = change
     return reader
 
 

@@ -785,6 +785,30 @@ def modes_of_hugging_face(folder: Path) -> None:
 
 
 @check
+def formats_of_hugging_face(folder: Path) -> None:
+    """Rows hold tensors or arrays where theirs do, and batches those of torch's loader; of tables they are dicts."""
+    import datasets
+
+    photos = [{"bytes": encode(pixels(i, 40, 30).convert(mode), "PNG"), "path": None} for i, mode in enumerate("LLP1")]
+    features = datasets.Features({"photo": datasets.Image(), "id": datasets.Value("int64")})
+    rows = datasets.Dataset.from_dict({"photo": photos, "id": [*range(4)]}, features=features)
+    for theirs in (
+        rows.with_format("torch"),
+        rows.with_format("torch", dtype=torch.float64),
+        rows.with_format("numpy"),
+    ):
+        ours = pickle.loads(pickle.dumps(feeder.from_torch(theirs)))
+        for i in range(4):
+            assert list(map(repr, ours[i].values())) == list(map(repr, theirs[i].values()))
+        loader: Any = torch.utils.data.DataLoader(Subset(theirs, [0, 1]), 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's path
+            (found,), (expected,) = feeder.from_torch(loader), loader
+        assert all(torch.equal(found[name], expected[name]) for name in ("photo", "id"))
+    assert isinstance(feeder.from_torch(rows.with_format("arrow"))[0]["photo"], Image.Image)
+
+
+@check
 def shards_of_folders_and_arrays(folder: Path) -> None:
     """Files as they are; a subset of two concatenated; pixels in memory as PNG."""
     from torchvision.datasets import CIFAR10, ImageFolder
