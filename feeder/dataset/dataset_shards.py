@@ -251,7 +251,7 @@ def _fields(i: int, reader: ForeignReader, rows: _Rows | None, prefix: str, repe
     if rows is None:
         target = reader.field(i, "target")
         return found | ({"cls": target} if reader.targets is None else {"json": target})
-    row = rows.rows[i]
+    row = rows.rows[i] if rows.rows.column_names else {}  # one without columns has no rows
     label = row.pop(rows.label, None)
     try:
         for name in rows.images:

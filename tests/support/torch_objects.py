@@ -928,6 +928,9 @@ def shards_of_hugging_face(folder: Path) -> None:
     assert sorted(data for data, _ in contents(folder / "out").values()) == sorted(
         [encode(pixels(0, 40, 30)), (folder / "1.png").read_bytes()]
     )
+    feeder.write_shards(theirs.select_columns("photo"), folder / "alone", encode="keep")
+    assert contents(folder / "alone").keys() == contents(folder / "out").keys()
+    assert {label for _, label in contents(folder / "alone").values()} == {-1}
 
 
 @check
