@@ -15,6 +15,7 @@ from feeder.errors import ArgumentError, LockedError, ServiceError
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 TEMPORARY_SUFFIX = ".tmp"
+_MOST_NAME_BYTES = 255 - len(".01234567" + TEMPORARY_SUFFIX)
 _BUFFER_BYTES = 1 << 20
 _confined_to: set[str] = set()  # real paths of folders; empty: to none
 
@@ -24,8 +25,8 @@ def atomic_file(path: str) -> Iterator[BinaryIO]:
     """Opens a temporary file that is renamed to ``path`` once its bytes are on disk.
 
     On an exception the temporary file is removed and ``path`` is unchanged. A killed process leaves only the temporary
-    file, whose name (``path``, a random part and TEMPORARY_SUFFIX) is unique. Write with the file's own methods:
-    functions that write to its descriptor, as ``numpy.save`` and ``tofile`` do, may lose errors.
+    file, whose name (the start of ``path``'s, a random part and TEMPORARY_SUFFIX) is unique. Write with the file's own
+    methods: functions that write to its descriptor, as ``numpy.save`` and ``tofile`` do, may lose errors.
     """
     temporary = _temporary_name(path)
     file = open(temporary, "xb", buffering=_BUFFER_BYTES)
@@ -89,7 +90,9 @@ def check_writable(path: str) -> None:
 
 
 def _temporary_name(path: str) -> str:
-    return f"{path}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}"
+    folder, name = os.path.split(path)
+    short = os.fsdecode(os.fsencode(name)[:_MOST_NAME_BYTES])  # with what follows, as long as a name may be
+    return os.path.join(folder, f"{short}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
 
 
 def is_below(path: str, folder: str) -> bool:

@@ -54,6 +54,13 @@ def test_an_exception_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "ü" * 127])
+def test_a_name_may_be_as_long_as_the_disk_allows(tmp_path: Path, name: str) -> None:
+    with atomic_file(str(tmp_path / name)) as file:
+        file.write(b"bytes")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"bytes")]
+
+
 def test_two_writers_of_one_path_do_not_write_into_one_file(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     with atomic_file(str(path)) as first, atomic_file(str(path)) as second:
