@@ -304,6 +304,15 @@ def test_a_pattern_that_names_no_file_says_which(tmp_path: Path) -> None:
         shard(str(tmp_path / "t-{0..1}.tar"), str(tmp_path / "out"))
 
 
+def test_images_are_not_taken_for_tars(tmp_path: Path) -> None:
+    make_tree(tmp_path / "tree", classes=2, per_class=1)
+    for pattern in (f"{tmp_path}/tree/*/*", f"{tmp_path}/tree/*/*.jpg"):
+        with pytest.raises(SourceError, match="names images: give their folder, or a manifest of some of them"):
+            shard(pattern, str(tmp_path / "out"))
+    with pytest.raises(SourceError, match="holds no tar; name a folder of tars, or make a set of images"):
+        index_tars(str(tmp_path / "tree"))
+
+
 def test_more_tars_than_descriptors_are_no_problem(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for i in range(260):

@@ -11,7 +11,7 @@ from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.box_files import are_yolo, open_voc, open_yolo
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.folder import open_folder
-from feeder.shard.source.image_file import left_out
+from feeder.shard.source.image_file import left_out, looks_like_image
 from feeder.shard.source.pairs import open_pairs
 from feeder.shard.source.pattern import expand_pattern, fixed_start
 from feeder.shard.source.remote import list_objects, open_remote_folder, split_url
@@ -127,7 +127,9 @@ def source_kind(path: str) -> str:
         return "manifest"
 
     if path.lower().endswith(TAR_SUFFIXES) or "{" in path or "*" in path or path.startswith("pipe:"):
-        expand_pattern(path)
+        paths = expand_pattern(path)
+        if any(map(looks_like_image, paths)) and not any(map(is_tar, paths)):
+            raise SourceError(f"{path}: names images: give their folder, or a manifest of some of them")
         return "tars"
 
     if path.lower().endswith(_ARCHIVES):
