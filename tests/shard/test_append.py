@@ -372,6 +372,8 @@ def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> N
     with pytest.raises(ShardError, match="holds no finished shard set of feeder"):
         append(str(tmp_path / "none"), str(tmp_path / "images"), ShardOptions())
     assert not (tmp_path / "none").exists()
+    with pytest.raises(ShardError, match=r"flat: holds no finished shard set of feeder; make one with `feeder shard`"):
+        append(str(tmp_path / "flat"), str(tmp_path / "images"), ShardOptions())
     with pytest.raises(ShardError, match="lies inside the source"):
         append(str(folder), str(tmp_path), ShardOptions(class_folders=True))
     (tmp_path / "rows.csv").write_text(f"path,label\n{tmp_path}/images/b/0.jpg,7\n")

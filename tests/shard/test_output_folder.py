@@ -87,6 +87,9 @@ def test_a_dry_run_says_that_the_real_one_would_be_refused(tree: Path, tmp_path:
     shard(str(tree), str(tmp_path / "out"))
     with pytest.raises(ShardError, match="seed=0, asked for seed=4"):
         shard(str(tree), str(tmp_path / "out"), ShardOptions(seed=4), dry_run=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="no image found, as it is empty"):
+        shard(str(tmp_path / "empty"), str(tmp_path / "more"), dry_run=True)
 
 
 def test_force_replaces_a_shard_set(tree: Path, tmp_path: Path) -> None:

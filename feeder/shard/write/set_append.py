@@ -36,7 +36,7 @@ from feeder.shard.write.set_writer import write_set
 from feeder.shard.write.shard_engine import write_in_threads
 from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.sharding import source_opener
-from feeder.shard.write.store_output import locked_output
+from feeder.shard.write.store_output import locked_output, no_set
 from feeder.shard.write.write_run import Run
 from feeder.system.files import atomic_file, file_sha256, open_regular, read_regular
 from feeder.system.progress import Progress
@@ -185,7 +185,7 @@ def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
     _complete(folder)
     manifest = folder.manifest()
     if manifest is None:
-        raise ShardError(f"{folder.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
+        raise no_set(folder.shown)
     index = open_index(folder.file(INDEX_NAME))
     if file_sha256(folder.file(INDEX_NAME)) != manifest.index["sha256"]:
         raise ShardError(

@@ -21,7 +21,7 @@ from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.shard_engine import ShardEngine, write_in_threads
 from feeder.shard.write.shard_options import ShardOptions, ShardSummary
 from feeder.shard.write.store_output import locked_output, previewed_output
-from feeder.shard.write.write_run import Run
+from feeder.shard.write.write_run import Run, no_image
 from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
 from feeder.system.ray_cluster import quiet_ray
@@ -145,6 +145,8 @@ def _preview(open_it: _OpenSource, out: str, options: ShardOptions, progress: Pr
 
     for note in source.notes:
         progress.note(note)
+    if not len(source.table):
+        raise no_image(source, source.rejected)
     return ShardSummary(
         out=out,
         kind=source.kind,

@@ -40,13 +40,15 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
         appends: True for a run that adds shards to a finished set, of whose own shards it needs nothing.
     """
     if not is_remote(out):
+        if appends and not os.path.exists(os.path.join(out, MANIFEST_NAME)):
+            raise no_set(out)
         with OutputFolder.locked(local_path(out), force=force) as folder:
             yield folder
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(scratch, force=force, store=open_store(out, writes=True))
         if appends and entry_of(output.store, MANIFEST_NAME) is None:
-            raise ShardError(f"{output.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
+            raise no_set(output.shown)
         if not appends:
             output.fetch_all(with_unfinished=False)
             output.refuse_foreign()
@@ -56,6 +58,11 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
             else:
                 output.fetch_all(with_unfinished=True)
             yield output
+
+
+def no_set(shown: str) -> ShardError:
+    """Returns the error for a place without a finished set."""
+    return ShardError(f"{shown}: holds no finished shard set of feeder; make one with `feeder shard`")
 
 
 @contextlib.contextmanager

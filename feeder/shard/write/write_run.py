@@ -114,7 +114,7 @@ class Run:
     def _refuse_empty(self, written: Sequence[WrittenShard]) -> None:
         """Raises SourceError if the source has no sample left beside those that were rejected in these shards."""
         if len(self.source.table) == sum(len(each.rejected) for each in written):
-            raise _no_image(self.source, [*self.source.rejected, *_rejected(written)])
+            raise no_image(self.source, [*self.source.rejected, *_rejected(written)])
 
     def write(self, *, is_resumed: bool) -> tuple[list[WrittenShard], list[WrittenShard]]:
         """Writes the shards of the source.
@@ -262,7 +262,7 @@ def _rejected(written: Iterable[WrittenShard]) -> list[Rejection]:
     return [rejection for each in written for rejection in each.rejected]
 
 
-def _no_image(source: Source, rejected: list[Rejection]) -> SourceError:
+def no_image(source: Source, rejected: list[Rejection]) -> SourceError:
     """Returns the error for a source without a sample.
 
     Args:
