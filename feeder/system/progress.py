@@ -100,8 +100,8 @@ class LineProgress(ShownProgress):
 
 
 def terminal_progress(quiet: bool) -> Progress:
-    """Returns the kind of progress that suits standard error."""
-    if quiet:
+    """Returns the kind of progress that suits standard error, which may be closed."""
+    if quiet or sys.stderr is None:
         return Progress()
     return BarProgress(sys.stderr) if sys.stderr.isatty() or _in_notebook() else LineProgress(sys.stderr)
 

@@ -177,6 +177,12 @@ def test_quiet_hides_no_loss(tree: Path, tmp_path: Path) -> None:
     assert done.stderr == f"feeder: 1 of 13 images left out, see {tmp_path}/images-shards/rejected.jsonl\n"
 
 
+def test_a_closed_stderr_hides_the_progress_alone(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.redirect_stderr(None):
+        assert main(["shard", str(tree)]) == 0
+    assert capsys.readouterr().out.startswith("12 samples")
+
+
 def test_errors_are_one_line_without_a_traceback(tmp_path: Path) -> None:
     done = run_python("-m", "feeder", "shard", tmp_path / "missing", code=1)
     assert done.stderr.startswith("feeder: ")
