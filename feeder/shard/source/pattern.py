@@ -33,7 +33,7 @@ def expand_pattern(pattern: str) -> list[str]:
         paths = [match for path in paths for match in ([path] if os.path.exists(path) else _glob(path) or [path])]
     except OSError as error:
         raise unlistable(error.filename, error) from None
-    kind = pattern.rpartition(".")[2].lower() if "." in pattern else "tar"
+    kind = os.path.splitext(pattern)[1][1:].lower() or "tar"
     missing = next((path for path in paths if not os.path.isfile(path)), None)
     if missing or not paths:
         raise SourceError(

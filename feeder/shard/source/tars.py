@@ -95,11 +95,7 @@ def open_tars(
     if is_remote(pattern):
         return open_stored_tars(*named_objects(pattern, TAR_SUFFIXES), pattern, work, image_field, columns)
     is_folder = os.path.isdir(pattern)
-    listed = sorted(filter(is_tar, os.listdir(pattern))) if is_folder else expand_pattern(pattern)
-    if not listed:
-        raise SourceError(
-            f"{pattern}: holds no tar; name a folder of tars, or make a set of images with `feeder shard`"
-        )
+    listed = (sorted(filter(is_tar, os.listdir(pattern))) if is_folder else ()) or expand_pattern(pattern)
     paths = [os.path.abspath(os.path.join(pattern if is_folder else "", path)) for path in listed]
     source = Source(SourceKind.TARS, os.path.commonpath([os.path.dirname(path) for path in paths]))
     tars = [(os.path.relpath(path, source.root), path) for path in paths]
