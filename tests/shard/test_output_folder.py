@@ -33,7 +33,7 @@ def test_a_foreign_folder_is_never_written_into(tree: Path, tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(ShardError, match="not a folder"):
         shard(str(tree), str(tmp_path / "thesis.tex"))
-    with pytest.raises(ShardError, match=r"can.t be written: .*choose another --out"):
+    with pytest.raises(ShardError, match=r"can.t be written: .*; allow it, or name another folder"):
         shard(str(tree), "/proc/shards")
 
 
@@ -164,6 +164,8 @@ def test_force_replaces_nothing_but_a_shard_set(tree: Path, tmp_path: Path) -> N
         ("typo.csv", "no such manifest"),
         ("pipe.csv", "is not a regular file"),
         ("bad.csv", "no column for the images"),
+        ("mem.csv", r"mem\.csv: can't be read: Input/output error$"),
+        ("header.csv", r"header\.csv: no image found, as it is empty"),
         ("images/text", "no image found, as it is empty"),
         ("images/class-0/text", r"starts with b'line.n'\)$"),
         ("images/broken", r"no image found \(2 inputs, all rejected, first a\.jpg: not an image"),
@@ -184,6 +186,8 @@ def test_a_wrong_source_leaves_no_folder(
     for name in ("0.parquet", "1.parquet", "0_stats.json"):
         (tmp_path / "images" / "tables" / name).write_bytes(b"PAR1")
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "header.csv").write_text("path,label\n")
+    (tmp_path / "mem.csv").symlink_to("/proc/self/mem")
     os.mkfifo(tmp_path / "pipe.csv")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))

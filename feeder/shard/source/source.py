@@ -83,6 +83,7 @@ class Source:
     Attributes:
         is_remote: True if reading a sample takes a request over the network.
         kind: The kind.
+        place: The path or the URL that it was opened by, for errors; may be empty.
         root: Folder that the table's paths are relative to.
         classes: Class names by label; None where labels are plain numbers or missing.
         table: The samples.
@@ -101,6 +102,7 @@ class Source:
     """
 
     is_remote = False
+    place = ""
 
     def __init__(self, kind: SourceKind, root: str, *, skip_unreadable: bool = False) -> None:
         self.kind = kind

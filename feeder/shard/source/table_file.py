@@ -141,7 +141,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
-            raise SourceError(f"{shown}: can't be read: {error}") from None
+            raise SourceError(f"{shown}: can't be read: {getattr(error, 'strerror', '') or error}") from None
         except ChoiceError:
             raise
         except SourceError as error:

@@ -82,7 +82,9 @@ class OutputFolder(SetCopy):
                 os.makedirs(folder.work, exist_ok=True)
                 folder._remove_leftovers()
             except OSError as error:
-                raise ShardError(f"{path}: can't be written: {error.strerror}; choose another --out") from None
+                raise ShardError(
+                    f"{path}: can't be written: {error.strerror}; allow it, or name another folder"
+                ) from None
             try:
                 yield folder
             finally:

@@ -95,6 +95,7 @@ def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
             image_field=image_field,
             targets=targets,
         )
+        source.place = shown_place(path)
         source.notes[:0] = [] if note is None else [note]
         return source
 

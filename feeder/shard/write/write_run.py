@@ -270,7 +270,7 @@ def no_image(source: Source, rejected: list[Rejection]) -> SourceError:
         rejected: Its inputs.
     """
     is_iterable = source.kind is SourceKind.SAMPLES  # its root is a scratch folder
-    name = "the samples" if is_iterable else source.root
+    name = "the samples" if is_iterable else source.place or source.root
     shown = rejected[:_SHOWN_REASONS]
     if not shown:
         return SourceError(f"{name}: no image found, as {'there are none' if is_iterable else 'it is empty'}")
