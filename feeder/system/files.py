@@ -15,7 +15,6 @@ from feeder.errors import ArgumentError, LockedError, ServiceError
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 TEMPORARY_SUFFIX = ".tmp"
-_MOST_NAME_BYTES = 255 - len(".01234567" + TEMPORARY_SUFFIX)
 _BUFFER_BYTES = 1 << 20
 _confined_to: set[str] = set()  # real paths of folders; empty: to none
 
@@ -91,8 +90,8 @@ def check_writable(path: str) -> None:
 
 def _temporary_name(path: str) -> str:
     folder, name = os.path.split(path)
-    short = os.fsdecode(os.fsencode(name)[:_MOST_NAME_BYTES])  # with what follows, as long as a name may be
-    return os.path.join(folder, f"{short}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
+    start = os.fsdecode(os.fsencode(name)[:200])  # a name may have 255 bytes
+    return os.path.join(folder, f"{start}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
 
 
 def is_below(path: str, folder: str) -> bool:

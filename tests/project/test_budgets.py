@@ -36,14 +36,14 @@ STATEMENTS = {
     "order": 1_617,
     "service": 1_520,
     "shard": 8_451,
-    "system": 729,
+    "system": 728,
     "tools": 4_955,
     "transforms": 2_502,
 }
 # The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
 # the GPU 400, the first screen 500.
 MOST_STATEMENTS = 31_000 + 3_500
-TOKENS = 459_430
+TOKENS = 459_440
 OWN_PARAMETERS = 15
 DENSE = 8
 

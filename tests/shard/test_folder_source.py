@@ -56,7 +56,7 @@ def test_class_indices_follow_torchvisions_rule(tmp_path: Path) -> None:
         ("b/x.jpg", 3),
         ("é/x.jpg", 5),
     }
-    assert notes == ["class folder 'empty' holds no file; it keeps its label 4"]
+    assert notes == ["class folder 'empty' gives no sample; it keeps its label 4"]
 
 
 _SYSTEM_FOLDERS = [

@@ -290,6 +290,12 @@ def test_nothing_is_changed_where_a_takedown_is_refused(folder: Path, tmp_path: 
     with pytest.raises(ShardError, match="run the same `feeder append` again"):
         takedown(str(folder), keys[:1])
     shutil.rmtree(folder / ".work")
+    (folder / ".lock").rename(tmp_path / "lock")
+    (folder / ".lock").mkdir()
+    with pytest.raises(ShardError, match=r"\.lock: Is a directory; fix this and run the same command again"):
+        takedown(str(folder), keys[:1])
+    (folder / ".lock").rmdir()
+    (tmp_path / "lock").rename(folder / ".lock")
     with exclusive_lock(str(folder / ".lock")), pytest.raises(LockedError, match=r"wait until it is done$"):
         takedown(str(folder), keys[:1])
     data = bytearray((folder / "shard-000000.tar").read_bytes())

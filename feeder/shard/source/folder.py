@@ -79,7 +79,7 @@ def _list_classes(source: Source, members: Sequence[str]) -> None:
         before = len(source.table)
         _add_folder(source, name, label if is_labelled else -1, members)
         if is_labelled and len(source.table) == before:
-            source.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
+            source.notes.append(f"class folder {name!r} gives no sample; it keeps its label {label}")
 
     if not len(source.table):
         source.notes.clear()

@@ -93,7 +93,8 @@ def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | Non
             return _Takedown(copy, progress or Progress()).run(keys)
     except OSError as error:
         raise ShardError(
-            f"{error.filename or shown}: {error.strerror or error}; run the same command again, which finishes this"
+            f"{error.filename or shown}: {error.strerror or error}; fix this and run the same command again, which "
+            "finishes what was begun"
         ) from error
 
 
