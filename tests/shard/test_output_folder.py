@@ -33,7 +33,7 @@ def test_a_foreign_folder_is_never_written_into(tree: Path, tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(ShardError, match="not a folder"):
         shard(str(tree), str(tmp_path / "thesis.tex"))
-    with pytest.raises(ShardError, match=r"can.t be written: .*; allow it, or name another folder"):
+    with pytest.raises(ShardError, match=r"can.t be written: .*; allow it, or name another one"):
         shard(str(tree), "/proc/shards")
 
 

@@ -82,9 +82,7 @@ class OutputFolder(SetCopy):
                 os.makedirs(folder.work, exist_ok=True)
                 folder._remove_leftovers()
             except OSError as error:
-                raise ShardError(
-                    f"{path}: can't be written: {error.strerror}; allow it, or name another folder"
-                ) from None
+                raise ShardError(f"{path}: can't be written: {error.strerror}; allow it, or name another one") from None
             try:
                 yield folder
             finally:

@@ -45,6 +45,7 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
         with OutputFolder.locked(local_path(out), force=force) as folder:
             yield folder
         return
+
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(scratch, force=force, store=open_store(out, writes=True))
         if appends and entry_of(output.store, MANIFEST_NAME) is None:
