@@ -14,7 +14,7 @@ from feeder.dataset.relabel import TargetTransform, name_classes, transform_labe
 from feeder.dataset.stored_folder import open_stored_folder
 from feeder.dataset.target_values import target_values
 from feeder.shard.cache.cache_mirror import FetchOptions
-from feeder.shard.cache.listed_files import LISTING
+from feeder.shard.cache.listed_contents import LISTING
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.shard.store.url import is_remote

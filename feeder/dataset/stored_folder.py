@@ -17,7 +17,7 @@ from feeder.dataset.reader import ReadSamples, Wanted
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError, SourceError
 from feeder.shard.cache.cache_mirror import CacheMirror, FetchOptions, open_mirror
-from feeder.shard.cache.listed_files import LISTING
+from feeder.shard.cache.listed_contents import LISTING
 from feeder.shard.cache.presence import IDENTITY_BYTES
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.class_folders import are_downloads

@@ -29,21 +29,21 @@ def nodes() -> dict[Path, list[ast.stmt]]:
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_785,
+    "dataset": 2_774,
     "decoders": 3_455,
     "fields": 344,
-    "loader": 7_956,
+    "loader": 7_955,
     "order": 1_617,
     "service": 1_520,
-    "shard": 8_451,
-    "system": 728,
+    "shard": 8_441,
+    "system": 726,
     "tools": 4_955,
-    "transforms": 2_506,
+    "transforms": 2_502,
 }
 # The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
 # the GPU 400, the first screen 500.
 MOST_STATEMENTS = 31_000 + 3_500
-TOKENS = 459_672
+TOKENS = 459_269
 OWN_PARAMETERS = 15
 DENSE = 8
 

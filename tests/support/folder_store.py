@@ -22,7 +22,7 @@ from feeder.shard.cache.cache_mirror import CacheMirror, FetchOptions
 from feeder.shard.cache.cached_file import Contents
 from feeder.shard.cache.fetcher import become_fetcher
 from feeder.shard.cache.presence import BLOCK_BYTES
-from feeder.shard.cache.set_files import SetFiles
+from feeder.shard.cache.set_contents import SetContents
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import Url
 
@@ -214,5 +214,5 @@ def main_of_set(folder: str, lock: int, options: dict[str, Any]) -> None:
     store: Any = FolderStore(options["url"])
     become_fetcher(
         *(folder, lock, options),
-        lambda: (store, lambda own: SetFiles(store, own.files, options["index"], own.is_wanted)),
+        lambda: (store, lambda own: SetContents(store, own.cache, options["index"], own.is_wanted)),
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from feeder.errors import ChangedError, NotFoundError, StoreError
 from feeder.shard.cache.link import Link
-from feeder.shard.cache.listed_files import LISTING
+from feeder.shard.cache.listed_contents import LISTING
 from feeder.shard.cache.places import identity, mirror_folder
 from feeder.shard.cache.presence import Presence, boot_id, record_path
 from feeder.shard.cache.waits import waits
@@ -29,10 +29,10 @@ Want = tuple[str, int, int]
 FETCHER = "feeder.shard.cache.fetcher:main"
 _WANTS_AT_ONCE = 1000  # a message has at most about 120 bytes for each
 _SIGNED_AT_ONCE = 64
-_DEATHS = 5  # of fetchers while one need is waited for
-_ROUNDS = 50  # after which the cache is too small for what is needed together
+_DEATHS = 5  # fetchers that may end while one need is waited for
+_ROUNDS = 50  # rounds of one need; after these the cache counts as too small for it
 _OPEN_FILES, _FEWEST_FILES, _LIMIT_SHARE = 256, 8, 8
-_GRACE_S = 60.0  # that the fetcher gets beyond its own limit
+_GRACE_S = 60.0  # the fetcher gets so much longer than its own limit
 _HITS_TOLD, _TELL_S = 256, 1.0
 
 
@@ -243,7 +243,7 @@ class CacheMirror:
         return found
 
     def _tell(self, local: _Local, message: dict[str, Any]) -> None:
-        """Has the fetcher count what this thread found in the cache, or got without it."""
+        """Tells the fetcher, for its counts, what this thread found in the cache or got without it."""
         try:
             if local.link is None:
                 local.link = self.connect()

@@ -1,4 +1,4 @@
-"""The files of a cache folder as its fetcher keeps them: their contents, and the plans that need them."""
+"""A file of a set in the cache: the contents that it must have, its blocks, and the plans that need it."""
 
 from __future__ import annotations
 
@@ -74,6 +74,11 @@ class CachedFile:
         self.busy = 0
         self.is_done = False
         self.inode = -1
+
+    @property
+    def is_kept(self) -> bool:
+        """True for a file that stays in the cache while the set is in use."""
+        return self.contents is not None and self.contents.is_kept
 
     @property
     def is_complete(self) -> bool:

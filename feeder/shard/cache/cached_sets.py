@@ -9,7 +9,7 @@ import shutil
 from typing import NamedTuple
 
 from feeder.errors import ArgumentError
-from feeder.shard.cache.cache_files import CacheFiles
+from feeder.shard.cache.cache_folder import CacheFolder
 from feeder.shard.cache.link import lock_mirror
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.presence import Record, record_path
@@ -97,7 +97,7 @@ def trim(cache_dir: str, size_bytes: int) -> int:
                 shutil.rmtree(each.folder)
                 freed += each.size_bytes
             else:
-                freed += CacheFiles(each.folder).evict(over - freed, pinned=True)
+                freed += CacheFolder(each.folder).evict(over - freed, pinned=True)
         finally:
             os.close(lock)
     return freed

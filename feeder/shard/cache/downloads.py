@@ -5,9 +5,10 @@ while there is room for it. Blocks are there as soon as they have come, so nobod
 of which nothing comes for much longer than is usual is asked for a second time.
 
 Note [What is asked for again]
-    A request that fails on its way: by ``ObjectStore``, with pauses. A range whose bytes are wrong: by ``_run``, up to
-    four times. A range that is slow: by ``_watch``, up to two further requests, of which the first to come counts.
-    Files that come as a whole: by ``SetFiles``.
+    By ``ObjectStore``: a request that fails on its way, with pauses.
+    By ``_download``: a range whose bytes are wrong, up to four times.
+    By ``_hedge_slow``: a range that is slow, up to twice; the first answer counts.
+    By ``SetContents``: a file that comes as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feeder.errors import FeederError, StoreError
-from feeder.shard.cache.cache_files import CacheFiles
+from feeder.shard.cache.cache_folder import CacheFolder
 from feeder.shard.cache.cached_file import ATTEMPTS, Block, CachedFile
 from feeder.shard.cache.plans import next_range
 from feeder.shard.cache.presence import BLOCK_BYTES
@@ -32,11 +33,11 @@ _THREADS = 32
 # Ranges got ahead at a time. They share the network, so the first ones come sooner if there are few at first; each that
 # has come makes room for one more.
 _FIRST_AHEAD, _MOST_AHEAD = 4, 16
-_HEDGE_DIVISOR = 100  # of all bytes: the share that may be asked for twice, or one range while that is less
-GRACE_S = 2.0  # that a store gets to say what is wrong
+_HEDGE_DIVISOR = 100  # one byte in so many may come twice; at first, one range
+GRACE_S = 2.0  # the time that a store gets to say what is wrong
 _LOOK_S = 0.1
 _SHORTEST_SLOW_S = 0.5
-_SLOW = 3.0  # times the 90th percentile
+_SLOW = 3.0  # a request is slow after so many times the 90th percentile of the last _TIMES
 _TIMES = 64
 MOST_HEDGES = 2
 
@@ -73,9 +74,9 @@ class Download:
         file: The file.
         first, end: Its blocks.
         left_bytes: Size of those that have not come yet.
-        moved: Time at which some of it came, or it was asked for; 0: not yet.
+        moved_at: Time at which some of it came, or it was asked for; 0: not yet.
         hedges: Number of hedged requests for it, as it was slow.
-        hedged: Time at which the last of them was made.
+        hedged_at: Time at which the last of them was made.
         is_given_up: True once those who needed it are gone; blocks that are needed later get a download of their own.
     """
 
@@ -83,9 +84,9 @@ class Download:
     first: int
     end: int
     left_bytes: int = 0
-    moved: float = 0.0
+    moved_at: float = 0.0
     hedges: int = 0
-    hedged: float = 0.0
+    hedged_at: float = 0.0
     is_given_up: bool = False
 
 
@@ -108,14 +109,14 @@ class Downloads:
 
     Args:
         store: The set's place.
-        files: The cache, with the plans whose ranges to get before anybody waits for them.
+        cache: The cache, with the plans whose ranges to get before anybody waits for them.
     """
 
-    def __init__(self, store: Store, files: CacheFiles) -> None:
+    def __init__(self, store: Store, cache: CacheFolder) -> None:
         self.counts = Counts()
         self._store = store
-        self._files = files
-        self._lock = files.lock
+        self._cache = cache
+        self._lock = cache.lock
         self._wake = threading.Condition(self._lock)
         self._urgent: collections.deque[Download] = collections.deque()
         self._coming: dict[tuple[CachedFile, int], Download] = {}
@@ -126,8 +127,8 @@ class Downloads:
         self._is_closed = False
         self._times: collections.deque[float] = collections.deque(maxlen=_TIMES)
         for _ in range(_THREADS):
-            threading.Thread(target=self._work, daemon=True).start()
-        threading.Thread(target=self._watch, daemon=True).start()
+            threading.Thread(target=self._work_loop, daemon=True).start()
+        threading.Thread(target=self._hedge_slow, daemon=True).start()
 
     def get(
         self, ranges: Sequence[tuple[CachedFile, int, int]], wait: Wait | None = None, timeout_s: float = math.inf
@@ -145,7 +146,7 @@ class Downloads:
         wait = wait or Wait()
 
         with self._lock:
-            if wait.error is not None:  # given up already
+            if wait.error is not None:  # it was given up before it began
                 raise wait.error
             for key in self.begin(ranges):
                 self._waits.setdefault(key, []).append(wait)
@@ -168,7 +169,7 @@ class Downloads:
         with self._lock:
             missing = dict.fromkeys(
                 (file, block)
-                for file, first, end in map(self._current, ranges)
+                for file, first, end in map(self._unevicted, ranges)
                 for block in file.record.missing(first, end)
             )
             new = collections.defaultdict[CachedFile, list[int]](list)
@@ -176,8 +177,8 @@ class Downloads:
                 if not self._is_coming(file, block):
                     new[file].append(block)
             for file, blocks in new.items():
-                self._files.make_room(file, file.absent_bytes(blocks), is_urgent=True)
-                self._urgent.extend(self._begin(file, sorted(blocks)))
+                self._cache.make_room(file, file.absent_bytes(blocks), is_urgent=True)
+                self._urgent.extend(self._make_downloads(file, sorted(blocks)))
             self._wake.notify(len(self._urgent))
             return list(missing)
 
@@ -197,11 +198,11 @@ class Downloads:
                 wait.done.set()
             for download in {*self._running, *self._urgent}:
                 is_waited_for = any((download.file, k) in self._waits for k in range(download.first, download.end))
-                if not is_waited_for and not self._files.is_needed(download.file.name):
+                if not is_waited_for and not self._cache.is_needed(download.file.name):
                     download.is_given_up = True
 
     def wake(self) -> None:
-        """Has the threads look for ranges to get ahead: there are new ones, or there is new room."""
+        """Wakes the threads to look for ranges to get ahead: there are new ones, or there is new room."""
         with self._lock:
             self._wake.notify()  # it wakes the next one
 
@@ -211,21 +212,21 @@ class Downloads:
             self._is_closed = True
             self._wake.notify_all()
 
-    def _current(self, blocks: tuple[CachedFile, int, int]) -> tuple[CachedFile, int, int]:
+    def _unevicted(self, blocks: tuple[CachedFile, int, int]) -> tuple[CachedFile, int, int]:
         """Returns blocks whose file may have been evicted, with the lock held."""
-        file = self._files.current(blocks[0])
+        file = self._cache.current(blocks[0])
         if file is None:
-            raise self._replaced(blocks[0])
+            raise self._replaced_error(blocks[0])
         return file, *blocks[1:]
 
-    def _replaced(self, file: CachedFile) -> StoreError:
+    def _replaced_error(self, file: CachedFile) -> StoreError:
         return StoreError(f"{self._shown(file)}: the set was replaced while it was read")
 
     def _is_coming(self, file: CachedFile, block: int) -> bool:
         download = self._coming.get((file, block))
         return download is not None and not download.is_given_up
 
-    def _begin(self, file: CachedFile, blocks: list[int]) -> list[Download]:
+    def _make_downloads(self, file: CachedFile, blocks: list[int]) -> list[Download]:
         """Makes downloads of blocks that are missing, with the lock held."""
         downloads = [Download(file, first, end) for first, end in _runs(blocks, _RANGE_BLOCKS)]
         for download in downloads:
@@ -233,56 +234,56 @@ class Downloads:
                 self._coming[file, block] = download
             download.left_bytes = file.absent_bytes(range(download.first, download.end))
             file.busy += 1
-            self._files.coming_bytes += download.left_bytes
+            self._cache.coming_bytes += download.left_bytes
         return downloads
 
-    def _work(self) -> None:
-        while (taken := self._take()) is not None:
+    def _work_loop(self) -> None:
+        while (taken := self._next_download()) is not None:
             download, is_ahead = taken
             try:
-                self._run(download)
+                self._download(download)
                 error = None
             except Exception as failure:
                 error = failure
             self._finish(download, error, is_ahead=is_ahead)
 
-    def _take(self) -> tuple[Download, bool] | None:
+    def _next_download(self) -> tuple[Download, bool] | None:
         """Waits for something to do: returns a download that was begun, and True if nobody waits for it; None when
         there is nothing to do any more."""
         with self._lock:
             while not self._is_closed:
                 is_ahead = not self._urgent
                 try:
-                    download = self._take_ahead() if is_ahead else self._urgent.popleft()
-                except Exception:  # without its thread nobody would get anything any more
+                    download = self._download_ahead() if is_ahead else self._urgent.popleft()
+                except Exception:  # the thread has to go on: it serves everybody
                     traceback.print_exc()
                     download = None
 
                 if download is not None:
-                    if not download.moved:
-                        download.moved = time.monotonic()
+                    if not download.moved_at:
+                        download.moved_at = time.monotonic()
                         self._running.add(download)
                     return download, is_ahead
                 self._wake.wait()
             return None
 
-    def _take_ahead(self) -> Download | None:
+    def _download_ahead(self) -> Download | None:
         while self._ahead_running < self._ahead_most:
-            found = next_range(self._files)
+            found = next_range(self._cache)
             if found is None:
                 return None
             file, first, end = found
             blocks = [block for block in file.record.missing(first, end) if not self._is_coming(file, block)]
-            downloads = self._begin(file, blocks)
+            downloads = self._make_downloads(file, blocks)
             if downloads:
-                self._urgent.extendleft(reversed(downloads[1:]))  # where parts of the range are there already
+                self._urgent.extendleft(reversed(downloads[1:]))  # several, if blocks inside the range are present
                 self._ahead_running += 1
                 if self._ahead_running < self._ahead_most:
                     self._wake.notify()
                 return downloads[0]
         return None
 
-    def _run(self, download: Download) -> None:
+    def _download(self, download: Download) -> None:
         file, wrong = download.file, list[int]()
         if download.is_given_up:
             raise StoreError(f"{self._shown(file)}: nobody needs it any more")
@@ -291,28 +292,28 @@ class Downloads:
         for _ in range(ATTEMPTS):
             wrong = []
             missing = file.record.missing(download.first, download.end)
-            for first, end in _runs(missing):  # some have come if a hedged request was faster
-                wrong += self._bring(download, first, end)
+            for first, end in _runs(missing):  # a hedged request may have brought some
+                wrong += self._fetch(download, first, end)
             if not wrong:
                 return
         begin, stop = file.block_range(wrong[0], wrong[0] + 1)
         raise StoreError(
             f"{self._shown(file)}: bytes {begin:,} to {stop:,} don't match their checksum in the set's index, "
-            f"{ATTEMPTS} times in a row{self._files.also_damaged(file.name)}: the object was replaced or is damaged. "
+            f"{ATTEMPTS} times in a row{self._cache.also_damaged(file.name)}: the object was replaced or is damaged. "
             "Restore it, or make the index anew with `feeder index`"
         )
 
     def _compare(self, download: Download) -> None:
         """Compares doubtful blocks with their checksums; those that are wrong are left to be downloaded."""
         file = download.file
-        right = self._files.compare(file, download.first, download.end)
+        right = self._cache.compare(file, download.first, download.end)
         with self._lock:
             left_bytes = file.absent_bytes(range(download.first, download.end))
-            self._files.coming_bytes += left_bytes - download.left_bytes
+            self._cache.coming_bytes += left_bytes - download.left_bytes
             download.left_bytes = left_bytes
-            self._tell(file, right)
+            self._end_waits(file, right)
 
-    def _bring(self, download: Download, first: int, end: int) -> list[int]:
+    def _fetch(self, download: Download, first: int, end: int) -> list[int]:
         """Gets blocks and writes those that are right; returns the others."""
         file, contents, found = download.file, download.file.contents, list[int]()
         assert contents is not None
@@ -338,17 +339,17 @@ class Downloads:
                 self.counts.hedged_bytes += right_bytes - written
                 written = min(written, download.left_bytes)
                 download.left_bytes -= written
-                self._files.coming_bytes -= written
+                self._cache.coming_bytes -= written
                 self.counts.bytes += sum(len(view) for block in blocks for view in block)
                 self.counts.wrong += len(wrong)
-                if not download.hedges:  # which says how long the slow one has been waited for
-                    self._times.append(now - download.moved)
-                download.moved = now
-                self._tell(file, right)
+                if not download.hedges:  # else the time is that of the slow request
+                    self._times.append(now - download.moved_at)
+                download.moved_at = now
+                self._end_waits(file, right)
 
             found += wrong
             first += len(blocks)
-            if not file.record.missing(first, end):  # or a hedged request was faster
+            if not file.record.missing(first, end):  # these were the last, or a hedged request brought the rest
                 return found
             if download.is_given_up:
                 raise StoreError(f"{self._shown(file)}: nobody needs it any more")
@@ -361,16 +362,16 @@ class Downloads:
         assert contents is not None
         while True:
             try:
-                return self._files.write(file, first, data)
+                return self._cache.write(file, first, data)
             except FileNotFoundError:
                 with self._lock:
-                    if self._files.files.get(file.name) is not file:
-                        raise self._replaced(file) from None
-                    self._files.file(file.name, contents)
+                    if self._cache.files.get(file.name) is not file:
+                        raise self._replaced_error(file) from None
+                    self._cache.file(file.name, contents)
             except OSError as error:
-                self._files.disk_is_full(error, sum(map(len, data)), file.name)
+                self._cache.disk_is_full(error, sum(map(len, data)), file.name)
 
-    def _tell(self, file: CachedFile, blocks: Iterable[int], error: BaseException | None = None) -> None:
+    def _end_waits(self, file: CachedFile, blocks: Iterable[int], error: BaseException | None = None) -> None:
         """Tells those who wait for blocks that these have come, or why they can't be had, with the lock held."""
         for block in blocks:
             for wait in self._waits.pop((file, block), ()):
@@ -383,23 +384,23 @@ class Downloads:
         with self._lock:
             self._ahead_running -= int(is_ahead)
             self._ahead_most = min(self._ahead_most + int(is_ahead), _MOST_AHEAD)
-            if download not in self._running:  # a hedged request has finished it
+            if download not in self._running:  # another request for the same download has finished it
                 return
             if error is not None and download.hedges:
-                download.hedges -= 1  # the others decide
+                download.hedges -= 1  # another request for it goes on, and decides
                 return
             self._running.discard(download)
             for block in range(download.first, download.end):
                 if self._coming.get((download.file, block)) is download:
                     del self._coming[download.file, block]
             download.file.busy -= 1
-            self._files.coming_bytes -= download.left_bytes
+            self._cache.coming_bytes -= download.left_bytes
             if error is not None and not isinstance(error, FeederError):
                 error = StoreError(f"{self._shown(download.file)}: {type(error).__name__}: {error}")
-            if not download.is_given_up:  # else others wait for downloads of their own
-                self._tell(download.file, range(download.first, download.end), error)
+            if not download.is_given_up:  # those who wait now have downloads of their own
+                self._end_waits(download.file, range(download.first, download.end), error)
 
-    def _watch(self) -> None:
+    def _hedge_slow(self) -> None:
         """Asks again for ranges that are slow, and once more if the second request is, too."""
         while not self._is_closed:
             time.sleep(_LOOK_S)
@@ -411,12 +412,12 @@ class Downloads:
                 now = time.monotonic()
                 coming = sum(each.left_bytes * each.hedges for each in self._running)
                 for download in self._running:
-                    is_slow = now - max(download.moved, download.hedged) >= limit
+                    is_slow = now - max(download.moved_at, download.hedged_at) >= limit
                     if not is_slow or download.hedges == MOST_HEDGES:
                         continue
                     if self.counts.hedged_bytes + coming + download.left_bytes <= self.counts.most_hedged_bytes:
                         download.hedges += 1
-                        download.hedged = now
+                        download.hedged_at = now
                         self.counts.hedges += 1
                         coming += download.left_bytes
                         self._urgent.appendleft(download)

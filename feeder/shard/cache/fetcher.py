@@ -20,15 +20,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from feeder.errors import FeederError, NotFoundError, StoreError
-from feeder.shard.cache.cache_files import CacheFiles
+from feeder.shard.cache.cache_folder import CacheFolder
 from feeder.shard.cache.cached_file import CachedFile, Plan
 from feeder.shard.cache.downloads import Downloads, Wait
 from feeder.shard.cache.link import MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
-from feeder.shard.cache.listed_files import LISTING, ListedFiles
+from feeder.shard.cache.listed_contents import LISTING, ListedContents
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import begin_plan, extend_plan
 from feeder.shard.cache.presence import blocks_of
-from feeder.shard.cache.set_files import SetFiles
+from feeder.shard.cache.set_contents import SetContents
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Store
 from feeder.system.limit_errors import raise_file_limit
@@ -50,7 +50,7 @@ class _Client:
         self.leased: set[str] = set()
         self.options: tuple[int | None, float] | None = None  # budget and timeout, once it said hello
         self.plan: Plan | None = None
-        self.waits: set[Wait] = set()  # of the request that is being answered
+        self.waits: set[Wait] = set()  # the waits of the request that is being answered
 
 
 class Fetcher:
@@ -69,7 +69,7 @@ class Fetcher:
         self,
         folder: str,
         store: Store,
-        contents: Callable[[Fetcher], SetFiles | ListedFiles],
+        contents: Callable[[Fetcher], SetContents | ListedContents],
         budget_bytes: int | None = None,
         identity: str = "",
     ) -> None:
@@ -78,9 +78,9 @@ class Fetcher:
         self._identity = identity
         self._listener: socket.socket | None = None
         self._is_ended = False
-        self.files = CacheFiles(folder, budget_bytes)
-        store.has_answered = self.files.used_bytes > 0  # to a fetcher before this one
-        self.downloads = Downloads(store, self.files)
+        self.cache = CacheFolder(folder, budget_bytes)
+        store.has_answered = self.cache.used_bytes > 0  # it has answered an earlier fetcher
+        self.downloads = Downloads(store, self.cache)
         self.contents = contents(self)
         self._threads = ThreadPoolExecutor(_INDEX_THREADS)
         self._served = threading.local()  # the client that a thread works for
@@ -95,10 +95,10 @@ class Fetcher:
         ranges = self._blocks_of(wants)
         if again:
             for each in ranges:
-                self.files.doubt(*each)
+                self.cache.doubt(*each)
             ranges = self._blocks_of(wants)
         client, wait = self._client, Wait()
-        with self.files.lock:
+        with self.cache.lock:
             if not self.is_wanted():
                 raise StoreError(f"{self.store.url}: nobody needs it any more")
             if client is not None:
@@ -108,7 +108,7 @@ class Fetcher:
             self.downloads.get(ranges, wait, timeout_s)
         finally:
             if client is not None:
-                with self.files.lock:
+                with self.cache.lock:
                     client.waits.discard(wait)
 
     def is_wanted(self) -> bool:
@@ -128,7 +128,7 @@ class Fetcher:
                 channel = None
             if self._is_ended:
                 if channel is not None:
-                    channel.close()  # who has just connected finds another one
+                    channel.close()  # this client will find the next fetcher
                 return
             if channel is not None:
                 self.attend(channel)
@@ -140,23 +140,23 @@ class Fetcher:
         """Starts a thread that serves a client until it closes its socket."""
         channel.settimeout(None)
         client = _Client(channel)
-        with self.files.lock:
+        with self.cache.lock:
             self._clients.add(client)
         threading.Thread(target=self._talk, args=(client,), daemon=True).start()
 
     def stats(self) -> dict[str, int]:
         """Returns counts since the fetcher was started, and the present size of the cache."""
-        with self.files.lock:
+        with self.cache.lock:
             counts = self.downloads.counts
             return {
                 **dataclasses.asdict(counts),
-                "bytes": counts.bytes + self.files.whole_bytes,
+                "bytes": counts.bytes + self.cache.whole_bytes,
                 "retries": self.store.retries,
                 "hits": self._hits,
                 "waits": self._waits,
                 "waited_ns": self._waited_ns,
-                "cached_bytes": self.files.used_bytes,
-                "budget_bytes": self.files.budget_bytes,
+                "cached_bytes": self.cache.used_bytes,
+                "budget_bytes": self.cache.budget_bytes,
             }
 
     @property
@@ -164,7 +164,7 @@ class Fetcher:
         return getattr(self._served, "client", None)
 
     def _file(self, name: str) -> CachedFile:
-        return self.files.brought(name, self.contents.of(name))
+        return self.cache.brought(name, self.contents.of(name))
 
     def _blocks_of(self, wants: Sequence[Want]) -> list[tuple[CachedFile, int, int]]:
         """Returns ranges as (file, first block, end); what has to be read for their files is fetched at once for
@@ -175,7 +175,7 @@ class Fetcher:
             self._served.client = client
             return self._file(name)
 
-        is_listed = isinstance(self.contents, ListedFiles)  # then the store is not asked
+        is_listed = isinstance(self.contents, ListedContents)  # then the store is not asked
         found = self._threads.map(find, names) if names[1:] and not is_listed else map(self._file, names)
         files = dict(zip(names, found, strict=True))
         return [(files[name], *blocks_of(start, min(end, files[name].record.size_bytes))) for name, start, end in wants]
@@ -196,7 +196,7 @@ class Fetcher:
                     answer = {"error": "StoreError", "text": f"{self.store.url}: the fetcher failed: {error!r}"}
                 if answer is not None:
                     with contextlib.suppress(IndexError):
-                        answer = answer | {"note": self.files.notes.popleft()}
+                        answer = answer | {"note": self.cache.notes.popleft()}
                     client.channel.send(json.dumps(answer).encode())
         except OSError:  # it is gone
             pass
@@ -214,7 +214,7 @@ class Fetcher:
     def _drop(self, client: _Client) -> None:
         if client.options is not None:
             self._note_use()
-        with self.files.lock:
+        with self.cache.lock:
             self._lease(client, set())
             self._end_plan(client)
             self._clients.discard(client)
@@ -226,12 +226,12 @@ class Fetcher:
         self._hits += message.get("hits", 0)
 
         if client.leased and "need" not in message:  # it has opened what it asked for
-            with self.files.lock:
+            with self.cache.lock:
                 self._lease(client, set())
 
         if "need" in message:
             started = time.monotonic_ns()
-            with self.files.lock:
+            with self.cache.lock:
                 if client not in self._clients:  # it has just gone
                     return None
                 names = {name for name, _, _ in message["need"]}
@@ -242,11 +242,11 @@ class Fetcher:
             self._waited_ns += time.monotonic_ns() - started
 
         elif "sign" in message:
-            if isinstance(self.contents, ListedFiles):
+            if isinstance(self.contents, ListedContents):
                 return self.contents.signed(message["sign"], MESSAGE_BYTES // 2)
         elif "came" in message:
             requests, size_bytes, waited_ns = message["came"]
-            with self.files.lock:
+            with self.cache.lock:
                 self.downloads.counts.requests += requests
                 self.downloads.counts.bytes += size_bytes
                 self._waits += 1
@@ -256,15 +256,15 @@ class Fetcher:
         elif "plan" in message:
             self._extend(client, **message["plan"])
         elif "begin" in message:
-            with self.files.lock:
-                client.plan = begin_plan(self.files, message["begin"])
+            with self.cache.lock:
+                client.plan = begin_plan(self.cache, message["begin"])
         elif "end" in message:
-            with self.files.lock:
+            with self.cache.lock:
                 self._end_plan(client)
 
         elif "refresh" in message:
             self.contents.forget()
-            self.files.begin_job()
+            self.cache.begin_job()
             self._file(message["refresh"])
             for name in self.contents.replaced():
                 with contextlib.suppress(NotFoundError):
@@ -280,7 +280,7 @@ class Fetcher:
 
     def _greet(self, client: _Client, cache_bytes: int | None, timeout_s: float, identity: str) -> dict[str, Any]:
         """Takes a client's options, and those of all together: the largest."""
-        with self.files.lock:
+        with self.cache.lock:
             if identity != self._identity:
                 answer = self._leave()
                 if not answer["ended"]:
@@ -293,7 +293,7 @@ class Fetcher:
             client.options = cache_bytes, timeout_s
             options = [other.options for other in self._clients if other.options is not None]
             budgets = [budget for budget, _ in options if budget is not None]
-            self.files.set_budget(max(budgets) if len(budgets) == len(options) else None)
+            self.cache.set_budget(max(budgets) if len(budgets) == len(options) else None)
             self.downloads.wake()  # there may be room now
             self.store.timeout = max(timeout for _, timeout in options)
         self._note_use()
@@ -307,7 +307,7 @@ class Fetcher:
     def _leave(self) -> dict[str, Any]:
         """Ends this fetcher if it has no client; answers whether it does."""
         self._drop_gone()
-        with self.files.lock:
+        with self.cache.lock:
             is_free = all(client.options is None for client in self._clients)
             if is_free and self._listener is not None:
                 self._is_ended = True
@@ -326,11 +326,11 @@ class Fetcher:
         is_first: bool = False,
     ) -> None:
         found = self._blocks_of(ranges)
-        with self.files.lock:
+        with self.cache.lock:
             if client.plan is None:  # it has just gone
                 return
-            extend_plan(self.files, client.plan, step, last_steps)
-            self.files.trim()
+            extend_plan(self.cache, client.plan, step, last_steps)
+            self.cache.trim()
             if is_first:
                 self.downloads.begin(found)
                 client.plan.first.extend(found)
@@ -340,13 +340,13 @@ class Fetcher:
 
     def _end_plan(self, client: _Client) -> None:
         if client.plan is not None:
-            self.files.plans.remove(client.plan)
+            self.cache.plans.remove(client.plan)
             self.downloads.wake()
         client.plan = None
 
     def _lease(self, client: _Client, names: set[str]) -> None:
         """Keeps files in the cache that a client has asked for, until its next message: it has opened them by then."""
-        leases = self.files.leases
+        leases = self.cache.leases
         leases.update(names)
         leases.subtract(client.leased)
         for name in client.leased:
@@ -367,7 +367,7 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
         options: See :class:`feeder.shard.cache.cache_mirror.FetchOptions`.
     """
 
-    def opened() -> tuple[Store, Callable[[Fetcher], SetFiles | ListedFiles]]:
+    def opened() -> tuple[Store, Callable[[Fetcher], SetContents | ListedContents]]:
         store = open_store(
             options["url"],
             allow_http=options["allow_http"],
@@ -375,8 +375,8 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
             allow_private=options["allow_private"],
         )
         if options["index"] == LISTING:
-            return store, lambda _: ListedFiles(store)
-        return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher.is_wanted)
+            return store, lambda _: ListedContents(store)
+        return store, lambda fetcher: SetContents(store, fetcher.cache, options["index"], fetcher.is_wanted)
 
     become_fetcher(folder, lock, options, opened)
 
@@ -385,7 +385,7 @@ def become_fetcher(
     folder: str,
     lock: int,
     options: dict[str, Any],
-    opened: Callable[[], tuple[Store, Callable[[Fetcher], SetFiles | ListedFiles]]],
+    opened: Callable[[], tuple[Store, Callable[[Fetcher], SetContents | ListedContents]]],
 ) -> None:
     """Forks off the process that fetches, and ends this one.
 

@@ -33,11 +33,11 @@ LOCK, SOCKET, LOG = "fetcher.lock", "fetcher.socket", "fetcher.log"
 MESSAGE_BYTES = 1 << 17  # within what a socket takes by default
 _PAUSE_S = 0.02
 _START_S = 60.0
-_STARTS = 3  # of fetchers that end before they listen
+_STARTS = 3  # fetchers in a row that may end before they listen
 _HEARTBEAT_S = 1.0
 _TAIL_BYTES = 2000
-# Of the fetcher. glibc would give the memory of each piece back to the kernel and have it cleared for the next one,
-# which takes a tenth of the fetcher's time.
+# The fetcher's. By default, glibc returns the memory of each piece to the kernel, which clears it for the next one.
+# That takes a tenth of the fetcher's time.
 ENVIRONMENT = {
     **dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "MALLOC_ARENA_MAX": "2",

@@ -94,8 +94,8 @@ def places(tmp_path: Path) -> Iterator[Places]:
 
 def test_shards_stay_until_the_cache_is_full_and_the_others_come_and_go(places: Places) -> None:
     fetcher = places.fetcher(5 * SHARD)
-    with fetcher.files.lock:
-        fetcher.files.ring_bytes = SHARD
+    with fetcher.cache.lock:
+        fetcher.cache.ring_bytes = SHARD
     assert places.read_all(fetcher) == 8 * SHARD
     assert fetcher.stats()["cached_bytes"] <= 5 * SHARD
     for _ in range(3):  # each time half of them, where the one used longest ago would always have just left
@@ -190,11 +190,11 @@ def test_a_cache_that_cant_be_read_keeps_all_that_is_in_it(places: Places) -> No
 
 def test_nothing_is_kept_of_files_that_have_left(places: Places) -> None:
     fetcher = places.fetcher(3 * SHARD)
-    with fetcher.files.lock:
-        fetcher.files.ring_bytes = fetcher.files.budget_bytes  # none of them stays
+    with fetcher.cache.lock:
+        fetcher.cache.ring_bytes = fetcher.cache.budget_bytes  # none of them stays
     places.read_all(fetcher)
     left = places.names[-3:]
-    assert list(fetcher.files.files) == left
+    assert list(fetcher.cache.files) == left
     assert sorted(path.name for path in (places.cache / ".have").iterdir()) == left
 
 
@@ -220,7 +220,7 @@ def test_a_full_disk_is_gone_on_with(places: Places, monkeypatch: pytest.MonkeyP
 
 
 def test_two_caches_leave_a_tenth_of_their_disk_free(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.shard.cache.cache_files.LOOK_S", 0.0)
+    monkeypatch.setattr("feeder.shard.cache.cache_folder.LOOK_S", 0.0)
     own, disk = places.cache, 10 * SHARD
 
     def status(folder: str) -> os.statvfs_result:
@@ -344,7 +344,7 @@ def test_what_goes_wrong_while_ranges_are_planned_leaves_somebody_to_fetch(
     places: Places, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     fetcher = places.fetcher(100 * SHARD)
-    make_room, failed = fetcher.files.make_room, list[str]()
+    make_room, failed = fetcher.cache.make_room, list[str]()
 
     def fails(file: CachedFile, size_bytes: int, *, is_urgent: bool) -> bool:
         if not is_urgent:  # it is only planned
@@ -352,7 +352,7 @@ def test_what_goes_wrong_while_ranges_are_planned_leaves_somebody_to_fetch(
             raise error
         return make_room(file, size_bytes, is_urgent=is_urgent)
 
-    monkeypatch.setattr(fetcher.files, "make_room", fails)
+    monkeypatch.setattr(fetcher.cache, "make_room", fails)
     ask = places.client(fetcher)
     ask({"begin": SHARD})
 
@@ -392,8 +392,8 @@ def test_files_that_a_plan_needs_stay_until_their_last_step(places: Places) -> N
 def test_what_is_waited_for_takes_no_more_room_than_it_has_bytes(places: Places) -> None:
     (places.set / "small.tar").write_bytes(bytes(1000))
     fetcher = places.fetcher(2 * SHARD + BLOCK_BYTES // 2)
-    with fetcher.files.lock:
-        fetcher.files.ring_bytes = fetcher.files.budget_bytes  # none of them stays
+    with fetcher.cache.lock:
+        fetcher.cache.ring_bytes = fetcher.cache.budget_bytes  # none of them stays
     fetcher.need([(name, 0, SHARD) for name in places.names[:2]])
     fetcher.need([("small.tar", 0, 1000)])
     assert places.cached() == [*places.names[:2], "small.tar"]
@@ -414,8 +414,8 @@ def test_what_stays_stays_where_later_epochs_read_from_a_little_more_or_less_at_
 
 def test_what_a_client_has_read_may_leave_once_it_says_something_else(places: Places) -> None:
     fetcher = places.fetcher(3 * SHARD)
-    with fetcher.files.lock:
-        fetcher.files.ring_bytes = fetcher.files.budget_bytes
+    with fetcher.cache.lock:
+        fetcher.cache.ring_bytes = fetcher.cache.budget_bytes
     ask = places.client(fetcher)
     ask({"need": [(name, 0, SHARD) for name in places.names[:3]], "again": False})
     fetcher.need([("5.tar", 0, SHARD)])
@@ -441,7 +441,7 @@ def test_ranges_come_when_what_took_their_room_is_let_go_by_somebody_else(
     places: Places, monkeypatch: pytest.MonkeyPatch, keeps: str
 ) -> None:
     fetcher, has_looked = places.fetcher(3 * SHARD), threading.Event()
-    make_room = fetcher.files.make_room
+    make_room = fetcher.cache.make_room
 
     def noted(*arguments: Any, **options: Any) -> bool:
         has_room = make_room(*arguments, **options)
@@ -458,7 +458,7 @@ def test_ranges_come_when_what_took_their_room_is_let_go_by_somebody_else(
     else:
         other({"plan": {"step": 0, "last_steps": [["0.tar", 9]], "ranges": []}})
     wait_until(lambda: places.cached() == ["0.tar", "1.tar"])
-    monkeypatch.setattr(fetcher.files, "make_room", noted)
+    monkeypatch.setattr(fetcher.cache, "make_room", noted)
     ask({"plan": {"step": 1, "last_steps": [], "ranges": []}})
     assert has_looked.wait(30)
     assert places.cached() == ["0.tar", "1.tar"]
@@ -624,7 +624,7 @@ def test_a_file_stays_while_blocks_of_it_are_on_their_way(places: Places, monkey
     with clients.asking("0.tar"):
         wait_until(lambda: ("0.tar", 0, SHARD) in places.store.asked)
     assert clients.dropped.wait(10)
-    assert fetcher.files.evict(100 * SHARD, pinned=True) == SHARD
+    assert fetcher.cache.evict(100 * SHARD, pinned=True) == SHARD
     assert places.cached() == ["0.tar"]
     goes_on.set()
     with clients.asking("0.tar") as later:
@@ -644,7 +644,7 @@ def test_what_only_a_dead_client_waited_for_is_given_up(places: Places, monkeypa
     dead.close()
     assert clients.dropped.wait(10)
     goes_on.set()
-    wait_until(lambda: fetcher.files.files["0.tar"].busy == 0)
+    wait_until(lambda: fetcher.cache.files["0.tar"].busy == 0)
     assert fetcher.stats()["bytes"] < 2 * SHARD
     with clients.asking("0.tar") as later:  # gets the rest
         assert json.loads(later.recv(1 << 17)) == {}

@@ -19,7 +19,7 @@ import pytest
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import FormatError, StoreError
 from feeder.shard.cache.fetcher import Fetcher
-from feeder.shard.cache.set_files import SetFiles
+from feeder.shard.cache.set_contents import SetContents
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.shard.format.set_index import SetIndex
@@ -50,7 +50,7 @@ def fetcher(folder: Path, tmp_path: Path) -> Iterator[Fetcher]:
     (tmp_path / "cache").mkdir()
     store = cast(Any, FolderStore(str(folder)))
     made = Fetcher(
-        str(tmp_path / "cache"), store, lambda each: SetFiles(store, each.files, "index.bin", each.is_wanted)
+        str(tmp_path / "cache"), store, lambda each: SetContents(store, each.cache, "index.bin", each.is_wanted)
     )
     yield made
     made.downloads.close()
@@ -91,7 +91,7 @@ class Direct:
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
         self.place = str(fetcher.store.url)
-        self.budget_bytes = fetcher.files.budget_bytes
+        self.budget_bytes = fetcher.cache.budget_bytes
 
     def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
         self._fetcher.need(wants, again=again)
@@ -150,7 +150,7 @@ def test_where_the_store_is_damaged_as_the_cache_is_both_are_named(fetcher: Fetc
     fetcher.need(wants)
     fault(folder, name.partition(":")[0], "flip", 1000)
     damage(Path(fetcher.folder) / name)
-    fetcher.files.begin_job()
+    fetcher.cache.begin_job()
     both = rf"^s3://bucket/set/{name.partition(':')[0]}: .*, as were those in {fetcher.folder}/{name}"
     with pytest.raises((FormatError, StoreError), match=both):
         fetcher.need(wants)
@@ -171,7 +171,7 @@ def test_an_index_that_the_disk_damages_while_a_job_runs_is_fetched_again(
         assert reader.index.header.locate(np.arange(8))[0].tolist() == [0] * 4 + [1] * 4
         reader.index.rows(np.arange(8))
     assert path.read_bytes() == data
-    assert f"{path}: this cached file was damaged" in "".join(fetcher.files.notes)
+    assert f"{path}: this cached file was damaged" in "".join(fetcher.cache.notes)
 
 
 def asked(fetcher: Fetcher, *names: str) -> int:
@@ -192,7 +192,7 @@ def test_indexes_leave_a_full_cache_unless_somebody_reads_them_and_come_again(tm
     store = cast(Any, FolderStore(str(folder)))
     names, sizes = [f"shard-{k:06d}.fidx" for k in range(12)], [core_bytes(folder, k) for k in range(12)]
     budget = (folder / "index.bin").stat().st_size + 4 * max(sizes)
-    made = Fetcher(str(cache), store, lambda each: SetFiles(store, each.files, "index.bin"), budget)
+    made = Fetcher(str(cache), store, lambda each: SetContents(store, each.cache, "index.bin"), budget)
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.closing(made.downloads), mine:
         made.attend(its)
@@ -283,7 +283,7 @@ def test_a_shard_that_the_header_does_not_name_is_refused(fetcher: Fetcher, fold
 
 
 def test_an_index_that_is_larger_than_the_cache_is_not_asked_for(fetcher: Fetcher, folder: Path) -> None:
-    fetcher.files.set_budget(core_bytes(folder, 1) - 1)
+    fetcher.cache.set_budget(core_bytes(folder, 1) - 1)
     with pytest.raises(StoreError, match=r"shard-000001\.fidx.* bytes of it are needed at once.*cache_bytes="):
         fetcher.need([("shard-000001.fidx", 0, 1)])
     assert asked(fetcher, "shard-000001.fidx") == 0
@@ -309,7 +309,7 @@ def test_an_index_for_which_the_disk_has_no_room_takes_that_of_others(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return map_file(descriptor, size_bytes)
 
-    monkeypatch.setattr("feeder.shard.cache.set_files.map_file", mapped)
+    monkeypatch.setattr("feeder.shard.cache.set_contents.map_file", mapped)
     fetcher.need([(name, 0, 1)])
     assert not (Path(fetcher.folder) / "shard-000000.tar").exists()
     assert (Path(fetcher.folder) / name).stat().st_size > 0

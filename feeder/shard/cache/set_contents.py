@@ -1,4 +1,7 @@
-"""The files of a remote set by its header: indexes are checked as a whole, shards by the checksums in their indexes."""
+"""The contents of a remote set's files, by its header: how each file is fetched and checked.
+
+Indexes are checked as a whole, shards by the checksums of blocks in their indexes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from feeder.errors import FormatError, StoreError
-from feeder.shard.cache.cache_files import CHECKED, CacheFiles
+from feeder.shard.cache.cache_folder import CHECKED, CacheFolder
 from feeder.shard.cache.cached_file import ATTEMPTS, Contents, entry_identity
 from feeder.shard.cache.link import LOCK, LOG, SOCKET
 from feeder.shard.cache.places import MARK
@@ -21,18 +24,18 @@ from feeder.shard.store.store import RANGE_BYTES, Store
 from feeder.system.files import TEMPORARY_SUFFIX, open_regular
 from feeder.system.mapping import map_file
 
-_MOST_BYTES = 1 << 40  # of a file that comes in ranges
+_MOST_BYTES = 1 << 40  # the most of a file that comes in ranges
 _MOST_HEADER_BYTES = 1 << 32
 _OWN = {LOCK, LOG, MARK, RECORDS, SOCKET}  # in a mirror's folder, and in no set's
 _KNOWN = 4096  # files whose contents are kept at hand
 
 
-class SetFiles:
-    """The files of one set. Its methods may be called by several threads.
+class SetContents:
+    """The contents of one set's files. Several threads may call its methods.
 
     Args:
         store: The set's place.
-        files: The cache.
+        cache: The cache.
         index: Name of the set's header.
         is_wanted: Returns False once nobody needs any more what the calling thread looks for.
     """
@@ -40,12 +43,12 @@ class SetFiles:
     def __init__(
         self,
         store: Store,
-        files: CacheFiles,
+        cache: CacheFolder,
         index: str,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
-        self._files = files
+        self._cache = cache
         self._index = index
         self._is_wanted = is_wanted
         self._lock = threading.Lock()
@@ -79,16 +82,15 @@ class SetFiles:
             self._header = None
 
     def replaced(self) -> list[str]:
-        """Returns names of cached files that the set has with other contents by now, by a new header: after a takedown,
-        for example."""
+        """Returns names of cached files that have other contents by a new header, as after a takedown."""
         try:
             header = self._opened()
-        except FormatError:  # a damaged one, of which its reader says so
+        except FormatError:  # whoever reads the damaged header raises it
             return []
         if header.hash == self._compared:
             return []
-        with self._files.lock:
-            cached = {name: file.record.identity for name, file in self._files.files.items()}
+        with self._cache.lock:
+            cached = {name: file.record.identity for name, file in self._cache.files.items()}
         found = []
         for name, identity in cached.items():
             if _is_header(name, self._index):
@@ -129,12 +131,12 @@ class SetFiles:
 
     def _shard_index(self, index_name: str, shard: IndexedShard) -> ShardIndex:
         """Opens the index of a shard, which is fetched first."""
-        contents, path = self.of(index_name), os.path.join(self._files.folder, index_name)
+        contents, path = self.of(index_name), os.path.join(self._cache.folder, index_name)
         is_again = False
         while True:
-            file = self._files.brought(index_name, contents)
+            file = self._cache.brought(index_name, contents)
             descriptor = -1
-            with self._files.lock, contextlib.suppress(FileNotFoundError):  # it may have been evicted already
+            with self._cache.lock, contextlib.suppress(FileNotFoundError):  # it may have been evicted already
                 descriptor = open_regular(path) if file.is_complete else -1
             if descriptor >= 0:
                 try:
@@ -142,7 +144,7 @@ class SetFiles:
                 except FormatError:  # it was damaged since it was checked
                     if is_again:
                         raise
-                    self._files.doubt(file, 0, file.record.blocks)
+                    self._cache.doubt(file, 0, file.record.blocks)
                     is_again = True
                 finally:
                     os.close(descriptor)
@@ -181,14 +183,14 @@ class SetFiles:
         """
 
         def fetch() -> memoryview:
-            budget_bytes = self._files.budget_bytes
+            budget_bytes = self._cache.budget_bytes
             if size_bytes > budget_bytes and not is_kept:
                 raise StoreError(
                     f"{self._store.url.object(name)}: {size_bytes:,} bytes of it are needed at once, and the cache may "
                     f"take {budget_bytes:,}; give it more with cache_bytes=, or a larger disk with cache_dir="
                 )
             for attempt in range(1, ATTEMPTS + 1):
-                path = os.path.join(self._files.folder, f"{CHECKED}{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
+                path = os.path.join(self._cache.folder, f"{CHECKED}{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
                 try:
                     with open(path, "x+b") as file:  # not in memory: nothing is known of it but what the header says
                         for begin in range(0, size_bytes, RANGE_BYTES):
@@ -202,7 +204,7 @@ class SetFiles:
                     if attempt == ATTEMPTS:
                         reason = str(error).removeprefix(f"{path}: ")
                         raise FormatError(
-                            f"{self._store.url.object(name)}: {reason}{self._files.also_damaged(name)}"
+                            f"{self._store.url.object(name)}: {reason}{self._cache.also_damaged(name)}"
                         ) from None
                 finally:
                     with contextlib.suppress(OSError):
@@ -234,8 +236,8 @@ class SetFiles:
         with self._lock:
             header = self._header
         if header is None:
-            self._files.brought(self._index, self.of(self._index))
-            header = SetHeader(os.path.join(self._files.folder, self._index))
+            self._cache.brought(self._index, self.of(self._index))
+            header = SetHeader(os.path.join(self._cache.folder, self._index))
             with self._lock:
                 self._header = header
         return header

@@ -1,4 +1,4 @@
-"""The files of a cache folder, as its fetcher keeps them: which blocks are present, and which files may be evicted.
+"""One set's folder in the cache, as its fetcher keeps it: which blocks are present, and which files are evicted.
 
 Note [What is evicted]
     A file is not evicted while it is kept (indices), being written, read by a client, or needed by a plan. Files that
@@ -28,17 +28,17 @@ from feeder.system.limit_errors import limit_reached
 
 CHECKED = ".checked."  # the start of the names of files that are checked before they count
 
-_FREE_SHARE, _FREE_BYTES = 10, 10 << 30  # of the disk, as a divisor, that stays free without a budget; at most
-_DEFAULT_RING = 8  # of the budget, as a divisor, without a plan
+_FREE_SHARE, _FREE_BYTES = 10, 10 << 30  # without a budget, a tenth of the disk stays free, but no more bytes than this
+_DEFAULT_RING = 8  # without a plan, an eighth of the budget is for files that come and go
 LOOK_S = 1.0  # between two looks at how much of the disk is free
-_WRITE_BLOCKS = 4  # of one call: 2 MiB would take memory in one piece, which a virtual machine's host has taken back
+_WRITE_BLOCKS = 4  # in one call: 2 MiB need memory in one piece, which a virtual machine may lack
 # After files were evicted for a full disk, others are evicted only if there is no room by then. Readers close evicted
 # files with their next question, or after waiting for a second.
 _LEAVE_S, _PAUSE_S = 1.5, 0.02
 
 
-class CacheFiles:
-    """All files of a mirror's folder. Its methods may be called by several threads.
+class CacheFolder:
+    """The files in a mirror's folder. Several threads may call its methods.
 
     Args:
         folder: The folder.
@@ -46,13 +46,13 @@ class CacheFiles:
 
     Attributes:
         leases: Number of clients that read each file.
-        plans: The plans of trainers, those whose turn comes first at the start.
+        plans: The plans of trainers, in the order of their turns.
         ring_bytes: Bytes of the budget that are for files that come and go.
         used_bytes: Bytes of all blocks that are present.
         coming_bytes: Bytes of the blocks that are on their way.
         whole_bytes: Bytes that came of files that come as a whole.
         damaged: Names of the files whose bytes are wrong on the disk, as far as the job that began last knows.
-        notes: Warnings of these, for clients.
+        notes: Warnings of damaged files, for clients.
         files: The files by name, the one used last at the end; one that was evicted is not among them.
         lock: Held by those who change a file's record.
 
@@ -232,14 +232,13 @@ class CacheFiles:
         """
         with self.lock:
             if not self._has_budget and time.monotonic() - self._looked >= LOOK_S:
-                self.set_budget(None)  # it follows what others write to the disk
+                self.set_budget(None)  # others write to the disk, too
 
             self._pin(file)
-            is_kept = file.contents is not None and file.contents.is_kept
-            self._largest = max(self._largest, 0 if is_kept else file.record.size_bytes)
+            self._largest = max(self._largest, 0 if file.is_kept else file.record.size_bytes)
             if not is_urgent and not file.record.is_pinned:
-                size_bytes += self._largest  # for what somebody will wait for
-            return self.trim(size_bytes, besides=file) or is_urgent or is_kept
+                size_bytes += self._largest  # room for a file that somebody will wait for
+            return self.trim(size_bytes, besides=file) or is_urgent or file.is_kept
 
     def trim(self, size_bytes: int = 0, besides: CachedFile | None = None) -> bool:
         """Evicts files that nobody needs any more until so many bytes more fit the budget; returns whether they do.
@@ -284,8 +283,7 @@ class CacheFiles:
             for file in files:
                 if freed >= size_bytes:
                     break
-                is_kept = file.contents is not None and file.contents.is_kept
-                if file is not besides and not file.busy and not is_kept and not is_needed(file.name):
+                if file is not besides and not file.busy and not file.is_kept and not is_needed(file.name):
                     freed += file.present_bytes
                     going.append(file)
 
@@ -333,7 +331,7 @@ class CacheFiles:
     def kept_bytes(self) -> int:
         """Bytes of the files that stay while the set is in use: its header, as a rule."""
         with self.lock:
-            return sum(file.present_bytes for file in self.files.values() if file.contents and file.contents.is_kept)
+            return sum(file.present_bytes for file in self.files.values() if file.is_kept)
 
     def set_budget(self, budget_bytes: int | None) -> None:
         """Sets the budget; None: what leaves 10 GiB of the disk free, or a tenth of a smaller one."""
@@ -350,7 +348,7 @@ class CacheFiles:
                 file.record.doubt(0, file.record.blocks)
 
     def doubt(self, file: CachedFile, first: int, end: int) -> None:
-        """Has blocks compared with their checksums before they are used; those without any are forgotten."""
+        """Marks blocks to be compared with their checksums before use; forgets those without a checksum."""
         with self.lock:
             file.record.doubt(first, end)
             if file.contents is not None and file.contents.blocks is None and file.contents.check is None:
@@ -502,7 +500,7 @@ class CacheFiles:
         file.record.retire()
 
     def _check_boot(self, file: CachedFile) -> None:
-        """Has the blocks checked that were written before this machine was started; see Note [Presence]."""
+        """Doubts blocks that were written before this machine was started; see Note [Presence]."""
         if file.record.boot != boot_id():
             self.doubt(file, 0, file.record.blocks)
             file.record.adopt()

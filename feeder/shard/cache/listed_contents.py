@@ -1,4 +1,4 @@
-"""The files of a folder in a store that is no shard set: its objects, as one listing has found them."""
+"""The contents of a folder in a store that is no shard set: its objects, as one listing has found them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LISTING = "objects.json"  # in a mirror's folder: [[key, bytes, time of the last
 _LEAST_KEPT_S = 60.0  # in which the ranks of a job open the folder
 
 
-class ListedFiles:
-    """The contents of a folder's objects; see :class:`feeder.shard.cache.set_files.SetFiles`.
+class ListedContents:
+    """The contents of a folder's objects; see :class:`feeder.shard.cache.set_contents.SetContents`.
 
     Args:
         store: The folder.
@@ -80,13 +80,13 @@ class ListedFiles:
         return {"place": place, "signed": rows}
 
     def forget(self) -> None:
-        """Has the folder listed again, unless it was within the last minute, or as long ago as the listing took."""
+        """Drops the listing, unless it is younger than a minute, or younger than the time that it took."""
         with self._lock:
             if time.monotonic() > self._kept_until:
                 self._objects = None
 
     def replaced(self) -> list[str]:
-        """See :meth:`SetFiles.replaced`; objects are compared when they are needed."""
+        """See :meth:`SetContents.replaced`; objects are compared when they are needed."""
         return []
 
     def _list(self) -> dict[str, tuple[Entry, bytes]]:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from feeder.errors import NotFoundError
-from feeder.shard.cache import listed_files
-from feeder.shard.cache.listed_files import ListedFiles
+from feeder.shard.cache import listed_contents
+from feeder.shard.cache.listed_contents import ListedContents
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import Url
 
@@ -43,8 +43,8 @@ class _Store:
         return f"https://host.example:8443/bucket/images/{key}?X-Amz-Signature={'f' * 400}" if self.signs else None
 
 
-def _listed(store: _Store) -> ListedFiles:
-    return ListedFiles(cast(Any, store))
+def _listed(store: _Store) -> ListedContents:
+    return ListedContents(cast(Any, store))
 
 
 def test_signed_urls_come_with_what_their_objects_must_be_and_as_many_as_a_message_takes() -> None:
@@ -70,7 +70,7 @@ def test_a_listing_is_kept_for_a_minute_after_its_end_or_for_as_long_as_it_took(
     monkeypatch: pytest.MonkeyPatch, takes_s: float, kept_s: float
 ) -> None:
     store = _Store(takes_s)
-    monkeypatch.setattr(listed_files, "time", SimpleNamespace(monotonic=lambda: store.now))
+    monkeypatch.setattr(listed_contents, "time", SimpleNamespace(monotonic=lambda: store.now))
     files = _listed(store)
     for after_s, listings in ((0.0, 1), (kept_s - 1, 1), (2.0, 2)):
         store.now += after_s
