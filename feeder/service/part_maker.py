@@ -15,7 +15,7 @@ import numpy as np
 
 from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError, DecodeError, FeederError
-from feeder.loader.fast.part_answer import report_to_json
+from feeder.loader.fast.report_json import report_to_json
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import work_from_json
 from feeder.loader.observe.meter import Meter

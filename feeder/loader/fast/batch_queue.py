@@ -108,7 +108,7 @@ def requests(
 def make_here(work: Work, requests: Iterator[BatchRecord]) -> Iterator[BatchRecord | BaseException]:
     """Makes each batch in the calling process, when it is asked for, in ordinary memory.
 
-    The next batches use it again, see :class:`ReusedMemory`.
+    Later batches use the memory again, see :class:`ReusedMemory`.
 
     Args:
         work: Makes the samples.
@@ -139,8 +139,8 @@ class BatchQueue:
         requests: The batches.
         timeout_s: Longest wait for a batch; 0: no limit.
         batch_size: The largest batch, if it is known.
-        use: The iterator's; ends waits.
-        waited: Is told of the time of each wait for workers, nanoseconds.
+        use: The iterator's lock; closing the iterator ends waits.
+        waited: Called with the time of each wait for workers, nanoseconds.
     """
 
     engine: Engine
@@ -166,12 +166,14 @@ class BatchQueue:
                 self._waiting = next(self.requests, None)
             if self._waiting is None:
                 return
+
             rows, sizes = max(len(self._waiting.samples.ids), self.batch_size or 1), self._waiting.sizes
             size = None if sizes is None else sizes[0]  # the others have space in every slot
             if not self.engine.fits(rows, size):
                 if self._queue:
                     return
                 self.engine.prepare(rows, size)
+
             slot = self.engine.ring.acquire() if len(self._queue) < self.engine.ahead else None
             if slot is None:
                 return
@@ -194,7 +196,7 @@ class BatchQueue:
         return self._finished(batch)
 
     def _take(self, timeout_s: float | None, *how: Any) -> None:
-        """Takes the parts that have come back; arguments are those of :meth:`Pool.take`."""
+        """Notes the reports of parts that have come back; arguments as in :meth:`Pool.take`."""
         for number, report in self.engine.pool.take(timeout_s, *how):
             self._by_part.pop(number).reports[number] = report
 
@@ -230,6 +232,7 @@ class BatchQueue:
         self._waiting = None
 
     def _give_out(self, batch: BatchRecord, slot: int) -> None:
+        """Writes a batch's samples into its slot, and gives its parts to the workers."""
         rows, pool = len(batch.samples.ids), self.engine.pool
         for column, wanted in zip(self.engine.ring.views[slot].samples, batch.samples, strict=True):
             column[:rows] = wanted
@@ -282,10 +285,10 @@ class BatchQueue:
 
 
 class ReusedMemory:
-    """Memory for one array of each batch. It is used again when the last array or tensor on it is gone.
+    """Memory for one array of each batch. A later batch uses it again when the last array or tensor on it is gone.
 
-    Without that the system clears the pages of every batch anew, a tenth of the time that it takes to make it. No more
-    memory is in use than without: a loop has the next batch made while it still holds the last one.
+    With new memory for each batch, the kernel would clear its pages, which takes a tenth of the time to make a batch.
+    Reuse takes no more memory: a loop holds the last batch while the next one is made.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from feeder.system.numa import running_on
 
 _ALIGN = 64
 _MOST_SENT_AHEAD = 256
-_GROWTH = 1.25  # of slots that were too small: collated batches differ in size
+_GROWTH = 1.25  # slots that were too small grow by this: collated batches differ in size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Engine:
         self._ring: Ring | None = None
         self._sizes = PartSizes(max(1, options.workers))
         self._pool: Pool | None = None
-        self._stages = np.zeros((options.processes, METER_WORDS), np.int64)  # of the pools that have ended
+        self._stages = np.zeros((options.processes, METER_WORDS), np.int64)  # the sums of pools that have ended
         self.replacements: list[dict[str, Any]] = []
 
     @property

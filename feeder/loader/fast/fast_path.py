@@ -104,7 +104,7 @@ class FastPath:
         return WorkerInit(options.worker_init_fn, options.num_workers, self._given_dataset)
 
     def _take(self, source: FeederDataset) -> None:
-        """Has later epochs made of a dataset, by its recipe."""
+        """Takes a dataset, with its recipe, for the next epochs."""
         options = self.options
         self.dataset = source
         further = tuple(further_recipes(images_in(source.extras)))
@@ -131,11 +131,11 @@ class FastPath:
         if order.seed != self.work.seed:
             self._sizes = dataclasses.replace(self._sizes, seed=order.seed)
             self.work.reseed(order.seed)
-            self.retire()  # whose workers, and jobs of a service, have the work as it was
+            self.retire()  # workers, and jobs of a service, have the work with the earlier seed
         return order
 
     def retire(self) -> None:
-        """Has the next epoch begin with other workers."""
+        """Retires the workers: the next epoch starts others."""
         if self._engine is not None:
             self._engine.retire()
             self._engine = None
@@ -165,7 +165,7 @@ class FastPath:
         return [each for each in found if each.split is not None and not each.exhausted]
 
     def set_skip(self, skip: Skip | None) -> None:
-        """Has epochs leave out these samples and spans, from the next one on."""
+        """Sets the samples and spans that epochs leave out, from the next one on."""
         check_skip(skip, self.run.unseeded, self.dataset.reader, own_order=self.own_order)
         self.options = dataclasses.replace(self.options, skip=skip)
 
@@ -184,7 +184,7 @@ class FastPath:
             options: The loader's options for it.
             owner: The loader, which the iterator keeps alive.
         """
-        if options.worker_init_fn is not self.options.worker_init_fn:  # as Lightning sets it
+        if options.worker_init_fn is not self.options.worker_init_fn:  # Lightning sets it between epochs
             self._worker_init = self._init_by(options)
             self.retire()
         self.options = options
@@ -192,7 +192,7 @@ class FastPath:
         self._bar_substitutes(options.skip)
         place, progress = self._next, self._progress
         split = self.run.split(options, place) if self.own_order else None
-        if split is not None and not self._has_told:  # of a way to split it that the caller may not expect
+        if split is not None and not self._has_told:  # the caller may not expect this split
             self._has_told = warn_of_split(self.order, split, is_meant=options.ranks is not None)
         self._left_after = progress.steps if progress is not None and progress.is_midway and progress.steps else None
 
@@ -235,7 +235,7 @@ class FastPath:
         )
 
     def _begin_read_ahead(self, progress: EpochProgress) -> None:
-        """Has the bytes of a remote set fetched ahead of an iterator."""
+        """Starts to fetch the bytes of a remote set ahead of an iterator."""
         options, split, reader = self.options, progress.split, self.dataset.reader
         if self._read_ahead is not None:
             self._read_ahead.close()
@@ -290,11 +290,11 @@ class FastPath:
 
     def _set_epoch(self, epoch: int) -> None:
         epoch = check_int("epoch", epoch, 0, (1 << 32) - 1)
-        if epoch != self._next.epoch or self._is_refused:  # which begins it anew
+        if epoch != self._next.epoch or self._is_refused:  # for the epoch that was loaded, its place stays
             self._next = Place(epoch)
             self._is_refused = False
         if self._latest is None:
-            self._progress = None  # of a loop that was broken off, and is not wanted any more
+            self._progress = None  # the loop was broken off, and its place is not wanted any more
 
     @property
     def due_epoch(self) -> int:
@@ -380,7 +380,7 @@ class FastPath:
 
     def at(self, options: LoaderOptions, place: Place) -> FastPath:
         """Returns another path, with other options and without a service, that begins at a place of this run."""
-        if options.service is not None:  # which leaves "auto" only the backends of the CPU
+        if options.service is not None:  # without it, "auto" could choose another backend
             options = dataclasses.replace(options, service=None, backend=self.backend)
         path = FastPath(options, self.dataset, self._given_dataset, self._seed)
         path.run.unseeded = self.run.unseeded
@@ -402,7 +402,7 @@ class FastPath:
 
     def _sources(self) -> dict[str, Any]:
         """Returns what all ranks have had of each source of a mixture; empty for any other dataset."""
-        order = self.run.unseeded if self._seed.known is None else self.order  # which would wait for rank 0
+        order = self.run.unseeded if self._seed.known is None else self.order  # self.order would wait for rank 0
         if not isinstance(order, MixtureOrder):
             return {}
         place = self.place()

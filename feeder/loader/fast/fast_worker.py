@@ -168,7 +168,7 @@ def make_part(
     message: Any
     try:
         report = work.run(part.epoch, view, heartbeat or (lambda: board.heartbeat(number)))
-        message = report if report.has_news else None  # which would cost the trainer time
+        message = report if report.has_news else None  # an empty report would cost the trainer time
     except Exception as error:
         message = _portable(error)
     work.meter.add_part(time.perf_counter_ns() - started)

@@ -47,7 +47,7 @@ class Finishing:
                 f"{type(mix[0]).__name__} mixes images and labels, but not the target {moved[0].name!r} of the "
                 "dataset: leave mix out, or the dataset's targets"
             )
-        if mix and mix[0].num_classes is not None:  # the same for all
+        if mix and mix[0].num_classes is not None:  # all ops of mix have the same
             _check_labels(mix[0], work)
 
         self._work = work
@@ -59,40 +59,37 @@ class Finishing:
         recipes = () if work.makes_batches else work.recipes_at(work.largest, 0)
         divided = work.divided or (None,) * len(recipes)
         self._views = [_View(recipe, each, device) for recipe, each in zip(recipes, divided, strict=True)]
-        self._made: dict[tuple[Recipe, ...], list[_View]] = {}
+        self._views_by_recipes: dict[tuple[Recipe, ...], list[_View]] = {}
         self._has_steps = not work.makes_batches and (bool(mix) or channels_last or any(divided))
         self._has_views = isinstance(work.recipe, Views)
-        self._own = len(work.recipe.views)
-        # Places of further images in a batch.
+        self._view_count = len(work.recipe.views)
+        # Places of further images in a batch, where images and labels come first.
         self._places = [2 + k for k, extra in enumerate(work.extras) if isinstance(extra, FurtherImage)]
 
-    def host_batch(self, finished: BatchRecord) -> tuple[Any, ...]:
+    def host_batch(self, record: BatchRecord) -> tuple[Any, ...]:
         """Returns ``(images, labels, *targets, *fields)`` of a batch as it was made.
 
         Images are [N, 3, H, W] of the recipe's output dtype, or uint8 where ops are left; with views a list of these.
         """
-        images = finished.images
+        images = record.images
         if images is None:
-            views = zip(self._views, finished.arrays.images, strict=True)
+            views = zip(self._views, record.arrays.images, strict=True)
             images = [view.stored(torch.from_numpy(array)) for view, array in views]
-        labels = finished.arrays.labels
-        first = (
-            images[: self._own] if self._has_views else images[0],
-            torch.from_numpy(labels if self._device is None else labels.copy()),
-        )
+
+        labels = record.arrays.labels
         return (
-            (*first, *in_order(self._work.extras, self._further(images), self._extras(finished)))
-            if self._work.extras
-            else first
+            images[: self._view_count] if self._has_views else images[0],
+            torch.from_numpy(labels if self._device is None else labels.copy()),
+            *in_order(self._work.extras, self._further(images), self._extras(record)),
         )
 
     def _further(self, images: Sequence[torch.Tensor]) -> list[Any]:
         """Returns the further images of a batch, with views lists of these, of all images that were made."""
-        return by_image(self._work.images, images[self._own :])
+        return by_image(self._work.images, images[self._view_count :])
 
-    def _extras(self, finished: BatchRecord) -> Iterator[Any]:
+    def _extras(self, record: BatchRecord) -> Iterator[Any]:
         """Yields the batch's targets and further fields that are no images."""
-        arrays, lists = iter(finished.arrays.further), iter(finished.report.extras)
+        arrays, lists = iter(record.arrays.further), iter(record.report.extras)
         for extra in self._work.values:
             if extra.columns:
                 found = itertools.islice(arrays, len(extra.columns))
@@ -100,73 +97,76 @@ class Finishing:
             else:
                 yield extra.collate(next(lists))
 
-    def complete(self, finished: BatchRecord | BaseException, batch: Any) -> Any:
-        """Does the last steps on a batch where it is wanted; an error, or what a collate_fn made, stays as it is."""
-        if isinstance(finished, BaseException) or self._work.makes_batches:
+    def complete(self, record: BatchRecord | BaseException, batch: Any) -> Any:
+        """Returns a batch of :meth:`host_batch` after the last steps; an error, or a collate_fn's batch, as it is."""
+        if isinstance(record, BaseException) or self._work.makes_batches:
             return batch
-        batch = self._stepped(finished, batch) if self._has_steps else batch
+        batch = self._stepped(record, batch) if self._has_steps else batch
         for extra in self._work.extras:
             batch = extra.arrange(batch, is_batch=True)
         return batch
 
-    def _stepped(self, finished: BatchRecord, batch: Any) -> tuple[Any, ...]:
+    def _stepped(self, record: BatchRecord, batch: Any) -> tuple[Any, ...]:
+        """Returns a batch after its images' last ops and mixing; its extras are not arranged yet."""
         images, labels, *extras = batch
         views = images if self._has_views else [images]
-        mixings = self.mixing(finished, [(view.shape[2], view.shape[3]) for view in views]) if self._mix else None
-        if finished.images is None:
+        mixings = self.mixing(record, [(view.shape[2], view.shape[3]) for view in views]) if self._mix else None
+
+        if record.images is None:  # else the decoder in this process has completed them
             held = (batch[place] for place in self._places)
             further = (view for image in held for view in (image if isinstance(image, list) else [image]))
-            done = self._images(finished, [*views, *further], mixings)
-            images = done[: self._own] if self._has_views else done[0]
+            done = self._images(record, [*views, *further], mixings)
+            images = done[: self._view_count] if self._has_views else done[0]
             for place, image in zip(self._places, self._further(done), strict=True):
                 extras[place - 2] = image
+
         if mixings is not None:
-            self._mix[0].check_labels(finished.arrays.labels)
+            self._mix[0].check_labels(record.arrays.labels)
             labels = self._mix[0].mixed_labels(labels, mixings[0].label_weight)
         return (images, labels, *extras)
 
-    def mixing(self, finished: BatchRecord, sizes: Sequence[tuple[int, int]]) -> list[Mixing] | None:
+    def mixing(self, record: BatchRecord, sizes: Sequence[tuple[int, int]]) -> list[Mixing] | None:
         """Returns each view's mixing, a function of seed, epoch and the position of the batch's first sample.
 
         All views are mixed by one op with one drawn weight; a rectangle has the same place relative to a view's size.
 
         Args:
-            finished: The batch.
+            record: The batch.
             sizes: (height, width) of the images of each view.
         """
         if not self._mix:
             return None
-        place = self._work.seed, finished.epoch, int(finished.arrays.samples.positions[0])
+        place = self._work.seed, record.epoch, int(record.arrays.samples.positions[0])
         op = pick(self._mix, *place)
         return [op.draw(*place, *size) for size in sizes]
 
     def _images(
-        self, finished: BatchRecord, images: Sequence[torch.Tensor], mixings: Sequence[Mixing] | None
+        self, record: BatchRecord, images: Sequence[torch.Tensor], mixings: Sequence[Mixing] | None
     ) -> list[torch.Tensor]:
         """Completes images that workers decoded: [N, 3, H, W] of its recipe's output dtype, for each view and further
         image."""
         work, keys = self._work, None
         done = []
-        for number, (view, pixels) in enumerate(zip(self._views_of(finished, images), images, strict=True)):
+        for number, (view, pixels) in enumerate(zip(self._views_of(record, images), images, strict=True)):
             rest = None
             if view.needs_rest:
-                keys = work.image_keys(finished.made()) if keys is None else keys
-                rest = view.recipe.draw_rest(work.seed, finished.epoch, keys[number])
+                keys = work.image_keys(record.made()) if keys is None else keys
+                rest = view.recipe.draw_rest(work.seed, record.epoch, keys[number])
             mixing = None if mixings is None else mixings[number]
             done.append(view.complete(pixels, rest, mixing, self._channels_last))
         return done
 
-    def _views_of(self, finished: BatchRecord, images: Sequence[torch.Tensor]) -> list[_View]:
+    def _views_of(self, record: BatchRecord, images: Sequence[torch.Tensor]) -> list[_View]:
         """Returns the last steps on the images of a batch."""
         if not self._work.divided:
             return self._views
-        recipes = self._work.recipes_at((images[0].shape[2], images[0].shape[3]), finished.epoch)
+        recipes = self._work.recipes_at((images[0].shape[2], images[0].shape[3]), record.epoch)
         if recipes == self._work.recipes:
             return self._views
-        if recipes not in self._made:
+        if recipes not in self._views_by_recipes:
             both = zip(recipes, self._work.divided_of(recipes), strict=True)
-            self._made[recipes] = [_View(recipe, divided, self._device) for recipe, divided in both]
-        return self._made[recipes]
+            self._views_by_recipes[recipes] = [_View(recipe, divided, self._device) for recipe, divided in both]
+        return self._views_by_recipes[recipes]
 
 
 class _View:

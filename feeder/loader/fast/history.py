@@ -25,12 +25,13 @@ class BatchSamples(NamedTuple):
     """The samples of a batch, before bad ones are replaced by others.
 
     Attributes:
-        ids: int64 [N]; of a Subset those in the whole dataset.
+        ids: int64 [N]; those of a Subset's samples are those in the whole dataset.
         keys: Their keys.
         paths: Paths of their original files, relative to the dataset; None where they are not known.
-        sources: Of a mixture the source of each, and its id there; else None.
-        taken_down: Those that were taken down, and the samples that stand in their places, whose keys and paths are
-            given for them; a run before that saw the ones that are gone. Of a mixture those by their ids in the source.
+        sources: The source of each sample of a mixture, and its id there; None for any other dataset.
+        taken_down: By id, the samples that stand in the places of those that were taken down. ``keys`` and ``paths``
+            are theirs; a run before the takedown saw the samples that are gone. A mixture's stand-ins have their ids in
+            the source.
     """
 
     ids: Int64s
@@ -46,7 +47,7 @@ class ReplayedBatch(NamedTuple):
     Attributes:
         batch: The batch, as the loader gave it.
         samples: Its samples.
-        substitutions: Those that were bad, and the samples in their place; see
+        substitutions: The bad samples, and those in their places; see
             :class:`feeder.loader.fast.part_report.Substitution`.
     """
 
@@ -56,7 +57,7 @@ class ReplayedBatch(NamedTuple):
 
 
 class History:
-    """The batches of a run.
+    """The batches of a run, by epoch and step.
 
     Args:
         path: The fast path that the run takes.
@@ -80,8 +81,11 @@ class History:
         """See :meth:`feeder.DataLoader.replay`."""
         options, place = self._find(epoch, step, rank)
         samples = _samples_at(self._path, options, place)
-        device = dataclasses.replace(options.device, put=None)  # the caller has a batch in the static buffers
+
+        # Another path makes it here, without workers: this loader's iterators go on undisturbed.
+        device = dataclasses.replace(options.device, put=None)  # static buffers hold the caller's batch
         options = dataclasses.replace(options, num_workers=0, prefetch_factor=None, timeout=0, device=device)
+
         again = self._path.at(options, place)
         try:
             batch = next(again.iterate(options, owner=again))
@@ -100,6 +104,7 @@ class History:
             check_skip(Skip(spans=[(epoch, 0, 1)]), path.order, path.dataset.reader, own_order=True)
         if end_step <= first_step:
             raise ArgumentError(f"end_step must be more than first_step, got steps {first_step} to {end_step}")
+
         _, first = self._find(epoch, first_step, 0)
         options, last = self._find(epoch, end_step - 1, 0)
         return epoch, first.start, path.run.split(options, last).consumed(1)
@@ -132,13 +137,18 @@ def _samples_at(path: FastPath, options: LoaderOptions, place: Place) -> BatchSa
     ids = path.order.ids(place.epoch, path.run.split(options, place).positions(0))
     reader = path.dataset.reader
     keys, paths = ([reader.field(i, name) for i in ids.tolist()] for name in ("key", "path"))
+
+    # From here on, ids are those of the whole dataset, by which the caller knows the samples of a subset.
     whole, ids = (reader.whole, reader.ids[ids]) if isinstance(reader, SubsetReader) else (reader, ids)
     gone = {i: stand_in(whole, i) for i in sorted(taken_down_of(whole, ids.tolist()))}
     if not isinstance(path.dataset, Mixture):
         return BatchSamples(ids, keys, paths, gone)
+
+    # A mixture's sources know what was taken down of them, by their own ids.
     named, sources = path.dataset.named(ids), dict(zip(path.dataset.names, path.dataset.sources, strict=True))
     for i, (name, own) in zip(ids.tolist(), named, strict=True):
         whole = getattr(sources[name].reader, "whole", sources[name].reader)
         if taken_down_of(whole, [own]):
             gone[i] = stand_in(whole, own)
+
     return BatchSamples(ids, keys, paths, gone, named)

@@ -18,11 +18,11 @@ from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.device.nested import map_tensors
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batch_queue import BatchQueue, BatchRecord, make_here
+from feeder.loader.fast.decode_feed import DecodeFeed
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.trainer_decode import DecodeFeed
 from feeder.loader.observe.meter import part_sums
 from feeder.loader.observe.stats import NO_SLOTS, Tally, stage_table
 from feeder.loader.options import LoaderOptions
@@ -52,7 +52,7 @@ class FastIterator:
         self.begin(epoch)
 
     def begin(self, epoch: Epoch) -> None:
-        """Starts to make the batches of an epoch; a second time only after :meth:`end`."""
+        """Starts to make the batches of an epoch; may be called again after :meth:`end`."""
         self._use.is_over = False
         self.epoch = epoch
         self.progress = epoch.progress
@@ -90,7 +90,7 @@ class FastIterator:
         try:
             if epoch.agree is not None and (progress.steps or not was_asked):
                 epoch.agree(progress)
-            finished, batch = self._next_here() if self._feed is None else next(self._feed)
+            record, batch = self._next_here() if self._feed is None else next(self._feed)
         except StopIteration:
             progress.exhausted = not self._closed  # closed before its end, it has not come to it
             progress.moved.set()
@@ -106,25 +106,25 @@ class FastIterator:
                 raise
 
         now = time.monotonic_ns()
-        epoch.ledger.handed_out(progress, finished, now - self._asked_ns)
+        epoch.ledger.handed_out(progress, record, now - self._asked_ns)
         self._asked_ns = now
 
-        if isinstance(finished, BaseException):
-            if isinstance(finished, StopIteration):
-                raise stop_in_a_batch(finished)
+        if isinstance(record, BaseException):
+            if isinstance(record, StopIteration):
+                raise stop_in_a_batch(record)
             with explained():
-                raise finished
+                raise record
 
         self._given_ns = time.monotonic_ns()
         return tuple(batch) if isinstance(batch, list) and not epoch.work.makes_batches else batch
 
     def _next_here(self) -> tuple[BatchRecord | BaseException, Any]:
-        finished, batch = self._host.next()
-        batch = self.epoch.finishing.complete(finished, batch)
+        record, batch = self._host.next()
+        batch = self.epoch.finishing.complete(record, batch)
         if self._pins and self.epoch.work.makes_batches:
             # Also objects with a pin_memory() of their own, as torch's loader does.
-            return finished, pin_memory(batch)  # type: ignore[no-untyped-call]
-        return finished, map_tensors(batch, torch.Tensor.pin_memory) if self._pins else batch
+            return record, pin_memory(batch)  # type: ignore[no-untyped-call]
+        return record, map_tensors(batch, torch.Tensor.pin_memory) if self._pins else batch
 
     @property
     def is_untouched(self) -> bool:
@@ -136,18 +136,18 @@ class FastIterator:
         return self._host.slots()
 
     def close(self) -> bool:
-        """Gives up the batches in the making and lets go of the workers, see Note [Closing]; True if that is done."""
+        """Gives up unfinished batches and lets go of the workers, see Note [Closing]; returns True if that is done."""
         return self._use.end(self.end)
 
     def end(self) -> None:
-        """Gives up the epoch, for another one if nothing of it was handed out: see :meth:`begin`."""
+        """Gives up the rest of the epoch; :meth:`begin` may start another one, if none of it was handed out."""
         self._closed = True
         self._feed = None
         self._host.close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and not getattr(self, "_closed", True):  # see Note [At the interpreter's end]
-            with contextlib.suppress(OSError, ValueError):  # of a cycle the collector may have ended its parts before
+            with contextlib.suppress(OSError, ValueError):  # in a cycle, its parts may have been finalized before it
                 self.close()
 
 
@@ -164,7 +164,7 @@ class Epoch:
         decoder: Decodes staged images in the calling process; None: work does.
         finishing: The last steps on a batch.
         ledger: Counts what is handed out.
-        agree: Compares the epoch with those of other ranks before a batch is handed out; None: nothing to compare.
+        agree: Called before a batch is handed out: compares the epoch with those of other ranks; None: no ranks.
     """
 
     progress: EpochProgress
@@ -185,7 +185,7 @@ class HostBatches:
 
     Args:
         epoch: The epoch.
-        use: The iterator's; ends waits for workers.
+        use: The iterator's lock; closing the iterator ends waits for workers.
     """
 
     def __init__(self, epoch: Epoch, use: IteratorLock) -> None:
@@ -193,6 +193,7 @@ class HostBatches:
         self._engine = epoch.engine
         self._queue: BatchQueue | None = None
         self._decoding: DecodeFeed | None = None
+
         source: Iterator[BatchRecord | BaseException]
         if epoch.engine is None:
             source = make_here(epoch.work, epoch.requests)
@@ -207,6 +208,7 @@ class HostBatches:
             except BaseException:
                 self.close()
                 raise
+
         if epoch.decoder is not None:
             source = self._decoding = DecodeFeed(
                 source=source,
@@ -227,21 +229,21 @@ class HostBatches:
             StopIteration: after the last batch.
             Exception: if workers can't go on.
         """
-        finished = next(self._source)
-        if isinstance(finished, BaseException):
-            return finished, None
-        report = finished.report
+        record = next(self._source)
+        if isinstance(record, BaseException):
+            return record, None
+        report = record.report
         if report.collated is not None:
             try:
-                batch = report.collated.batch(finished.arrays.images[0].reshape(-1))
+                batch = report.collated.batch(record.arrays.images[0].reshape(-1))
             except Exception as error:
                 return error, None
             report.collated = None  # its message may be large
         else:
-            batch = self._epoch.finishing.host_batch(finished)
-        if self._epoch.options.device.target is not None and finished.images is None:
-            finished.let_go(is_taken=True)  # the tensors alone say how long the slot is needed
-        return finished, batch
+            batch = self._epoch.finishing.host_batch(record)
+        if self._epoch.options.device.target is not None and record.images is None:
+            record.let_go(is_taken=True)  # the tensors alone say how long the slot is needed
+        return record, batch
 
     def ready(self) -> bool:
         """Returns True if the next batch can be had without a wait for the workers."""
@@ -281,12 +283,12 @@ class Ledger(Tally):
         super().__init__()
         self.padded: list[int] = []
 
-    def handed_out(self, progress: EpochProgress, finished: BatchRecord | BaseException, elapsed_ns: int) -> None:
+    def handed_out(self, progress: EpochProgress, record: BatchRecord | BaseException, elapsed_ns: int) -> None:
         """Counts a batch, or an error in its place.
 
         Args:
             progress: The iterator's; goes on by one step.
-            finished: The batch.
+            record: The batch.
             elapsed_ns: Time since the batch before it was handed out.
         """
         step, counts = progress.steps, self.counts
@@ -295,10 +297,10 @@ class Ledger(Tally):
         if progress.replay is not None:
             progress.replay.handed_out()
         counts["elapsed_ns"] += elapsed_ns
-        if isinstance(finished, BaseException):
+        if isinstance(record, BaseException):
             return
 
-        report, samples = finished.report, len(finished.arrays.labels)
+        report, samples = record.report, len(record.arrays.labels)
         skipped = report.substitutions
         progress.samples += samples
         progress.skipped += len(skipped)
@@ -309,7 +311,7 @@ class Ledger(Tally):
         self.add_images(report)
         split = progress.split
         if split is not None and step == len(split) - 1 and (padding := split.padding(step)):
-            self.padded += finished.arrays.samples.ids[-padding:].tolist()
+            self.padded += record.arrays.samples.ids[-padding:].tolist()
 
     def stats(
         self,

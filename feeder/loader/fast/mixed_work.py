@@ -90,14 +90,14 @@ class MixedWork(Work):
         return made._replace(repeats=asked.repeats)
 
     def draw_rest(
-        self, of: slice, epoch: int, samples: Samples, size: tuple[int, int] | None
+        self, view_slice: slice, epoch: int, samples: Samples, size: tuple[int, int] | None
     ) -> list[Sequence[Params]]:
         """See :meth:`Work.draw_rest`."""
-        drawn: list[list[Params]] = [[{} for _ in recipe.rest] for recipe in self.recipes[of]]
+        drawn: list[list[Params]] = [[{} for _ in recipe.rest] for recipe in self.recipes[view_slice]]
         _, own, groups = self._grouped(samples)
         for (source, of_pass), rows in groups.items():
             part = own.part(np.array(rows))
-            both = zip(drawn, self.works[source].draw_rest(of, of_pass, part, size), strict=True)
+            both = zip(drawn, self.works[source].draw_rest(view_slice, of_pass, part, size), strict=True)
             for whole, params in (pair for views in both for pair in zip(*views, strict=True)):
                 for name, values in params.items():
                     if name not in whole:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from feeder.loader.slots.batch_message import Collated
 
 SUBSTITUTES = 16  # tried in place of one bad sample
-SUMS = ("clipped", "slow")  # of a report, which add up
+SUMS = ("clipped", "slow")  # a report's counts, which add up over parts
 
 
 class Substitution(NamedTuple):

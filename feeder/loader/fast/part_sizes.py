@@ -18,7 +18,7 @@ from feeder.loader.slots.image_slots import Layout
 
 _LARGEST_PART = 64
 _SMALLEST_SENT = 16
-_SENT_BYTES = 32 << 20  # of a part; see feeder.service.part_memory.PART_BYTES
+_SENT_BYTES = 32 << 20  # the most of one part; see feeder.service.part_memory.PART_BYTES
 _SMALLEST_PART = 4
 _LEAST_NS = 2_000_000
 _PARTS_AHEAD = 2  # for each worker

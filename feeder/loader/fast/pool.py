@@ -128,7 +128,7 @@ class Pool(Supervisor[_Worker]):
 
         self._sent = select.poll()
         self._sent.register(self.board.sent, select.POLLIN)
-        self._results: list[tuple[int, PartReport | BaseException]] = []  # that the caller has not taken
+        self._results: list[tuple[int, PartReport | BaseException]] = []  # results that the caller has not taken
         self._is_broken = False
 
         try:
@@ -284,7 +284,7 @@ class Pool(Supervisor[_Worker]):
         sizes = (self._ring.slots, board.capacity, board.workers, board.meters, payload_bytes)
         relay = None
         if self.options.service is not None and number == self.options.workers:
-            from feeder.loader.fast.relay import Relay  # which few loaders need
+            from feeder.loader.fast.relay import Relay  # few loaders need it
 
             relay = functools.partial(Relay, options=self.options.service)
         hello = pickle.dumps((self._ring.layout, sys.path, self._rows[number], *sizes, relay, self.options.cpus))

@@ -1,4 +1,4 @@
-"""Has the bytes of remote sets fetched before workers ask for them: by the order, what comes next is known."""
+"""Asks for the bytes of remote sets before workers need them: the order says what comes next."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from feeder.system.arrays import Int64s
 
 _log = logging.getLogger("feeder")
 
-_CHUNK_SAMPLES = 4096  # that are looked up together
-_TOGETHER = 8  # that part of what is looked ahead is planned together
+_CHUNK_SAMPLES = 4096  # samples that are looked up together
+_TOGETHER = 8  # an eighth of what is looked ahead is planned at a time
 _PLAIN_SAMPLES = 1 << 16  # looked ahead in an order without windows
 _MESSAGE_ROWS = 800
 _SENT = 1 << 18
@@ -219,7 +219,7 @@ class _Ahead:
             self._close_all()
 
     def _work(self) -> None:
-        """Has something fetched."""
+        """Asks for some bytes."""
         raise NotImplementedError
 
     def _close_all(self) -> None:
@@ -333,7 +333,7 @@ class ReadAhead(_Ahead):
 
 
 class DrawnAhead(_Ahead):
-    """Has the samples of a sampler fetched when their batches are drawn: the workers ask for them later, one batch
+    """Asks for a sampler's samples as soon as their batches are drawn: workers ask for them later, one batch
     after the other. See :class:`_Ahead`."""
 
     def __init__(self, reader: Reader, progress: EpochProgress, made: int) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from feeder import _native as native
-from feeder.loader.fast.part_answer import report_from_json
 from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.report_json import report_from_json
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import given_labels, sent_divided
 from feeder.loader.slots.image_slots import SlotView
@@ -83,7 +83,7 @@ class PartReceiver:
             memory: uint8 [bytes], the server's on this host, where the arrays lie in it.
 
         Returns:
-            The part's report, and what :func:`feeder.loader.fast.part_answer.add_stages` takes once the part counts.
+            The part's report, and what :func:`feeder.loader.fast.report_json.add_stages` takes once the part counts.
 
         Raises:
             ValueError: if it is none, or not this one.

@@ -27,8 +27,8 @@ from typing import Any
 
 from feeder.errors import ServiceError
 from feeder.loader.fast.fast_worker import Declined, finish_part, make_part, send
-from feeder.loader.fast.part_answer import add_stages, error_from_json
 from feeder.loader.fast.received_part import Arrays, PartReceiver
+from feeder.loader.fast.report_json import add_stages, error_from_json
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.servers import Servers
@@ -40,10 +40,10 @@ from feeder.loader.workers.channel import Channel
 from feeder.service.frames import HEARTBEAT_S, Frame, Kind
 
 _LATE, _MOST_LATE_S, _LEAST_LIMIT_S = 3.0, 1.0, 0.05
-_LOCAL_FIRST_S = 0.02  # that idle local workers get to take a part
+_LOCAL_FIRST_S = 0.02  # idle local workers get so long to take a part first
 _MOST_AT_ONCE = 2  # servers that are asked for one part
 _PAUSE_MS = 2
-_MOST_FAILURES = 3  # of one part, where no other way to make it is left
+_MOST_FAILURES = 3  # of one part, where only servers can make it
 _BUSY_S = 2 * HEARTBEAT_S  # without a look at the sockets: silence does not count then
 
 
@@ -285,7 +285,7 @@ class Relay:
             return None
         found = self._receiver.buffers(asked.view, message)
         if found is None:
-            return [memoryview(b"")]  # which is refused, as it is too short
+            return [memoryview(b"")]  # the frame is refused: this is too short for it
         asked.source = link
         asked.arrays = found[1]
         return found[0]
@@ -348,7 +348,7 @@ class Relay:
             self._finish(asked, ServiceError(f"server {link.address[0]} can't make a part: {reason}"))
 
     def _drop_lost(self) -> bool:
-        """Has the parts of servers that are gone made otherwise; returns True if there are such servers."""
+        """Forgets servers that are gone, and the requests to them; returns True if there are such servers."""
         lost = self._servers.drop_lost()
         for link, parts in lost:
             for asked in parts:
@@ -358,7 +358,7 @@ class Relay:
         return bool(lost)
 
     def _see_to_late_parts(self) -> None:
-        """Has unanswered parts made otherwise, too, and those whose server is gone."""
+        """Asks further servers for late parts, or hands the parts back; also those whose server is gone."""
         now = time.monotonic()
         self._late_s = now + HEARTBEAT_S
         for asked in list(self._asked.values()):
@@ -397,7 +397,7 @@ class Relay:
     # Ends of parts.
 
     def _hand_back(self, asked: _Asked) -> None:
-        """Has a part made by a local worker, or here if there is none."""
+        """Gives a part back to the local workers, or makes it here if there is none."""
         self._leave(asked)
         if not self._options.local_workers:
             self._make_here(asked)

@@ -47,7 +47,7 @@ class RunOrder:
     ) -> None:
         self._dataset = dataset
         self._seed = seed
-        self._gaps: Recent[Gaps | None] = Recent(2)  # that the last epochs go without
+        self._gaps: Recent[Gaps | None] = Recent(2)  # the positions that the last two epochs leave out
         self.unseeded = self._by(in_blocks(options.shuffle, options.batch_size), options)
         if table is not None:
             self.unseeded = BucketOrder(table, seed.known or 0, bool(options.shuffle))
@@ -128,7 +128,7 @@ class RunOrder:
         return self._by(shuffle, options)
 
     def _follow_batch(self, options: LoaderOptions) -> None:
-        """Has batches of one source be as large as those of all ranks, which may have begun since."""
+        """Fits batches of one source to those of all ranks together: ranks may have begun since."""
         if isinstance(self.unseeded, MixtureOrder) and self.unseeded.shares.batch:
             self.unseeded = self.unseeded.with_shares(self.unseeded.shares.in_batches(_global_batch(options)))
 

@@ -74,7 +74,7 @@ def made_by(dataset: FeederDataset, mix: Any, decoded_on: str) -> dict[str, Any]
     if isinstance(dataset.reader, (FolderReader, ShardReader)):
         found["exif_orientation"] = "apply" if dataset.reader.exif else "ignore"
     targets = [extra.name for extra in targets_in(dataset.extras)]
-    if targets and isinstance(dataset.reader, FolderReader):  # whose files are no samples
+    if targets and isinstance(dataset.reader, FolderReader):  # their files are in the folder, and are no samples
         found["targets"] = targets
     if mixing := check_mix(mix):
         found["mix"] = _json_of(mix_to_json, mixing)

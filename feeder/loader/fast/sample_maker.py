@@ -134,7 +134,7 @@ class Work:
         return (self,)
 
     def reseed(self, seed: int) -> None:
-        """Has the augmentation follow from another seed, 0 to 2**64-1."""
+        """Sets the seed of the augmentation, 0 to 2**64-1."""
         self.seed = seed
         self._runners = {}
 
@@ -280,9 +280,9 @@ class Work:
 
     def _close(self, sinks: list[Sink], report: PartReport) -> None:
         """Ends a part, whose report gets the staged images that did not fit the slot."""
-        for number, (sink, of) in enumerate(zip(sinks, self.views_of, strict=True)):
+        for number, (sink, view_slice) in enumerate(zip(sinks, self.views_of, strict=True)):
             for place, data in sink.close().items():
-                row, which = divmod(place, of.stop - of.start)
+                row, which = divmod(place, view_slice.stop - view_slice.start)
                 report.left_over[number, row, which] = bytes(data)
 
     def _runner(self, recipes: tuple[Recipe, ...]) -> PartRunner | None:
@@ -295,7 +295,7 @@ class Work:
         recipe = recipes[0]
         found = self._runners.get(id(recipe))
         if found is None:
-            from feeder.loader.fast.part_runner import PartRunner  # which needs the kernels
+            from feeder.loader.fast.part_runner import PartRunner  # it needs the kernels
 
             runner = None
             if stager is not None:
@@ -311,16 +311,17 @@ class Work:
         """Returns the ways into the slot: of the image with its views, and of each further image."""
         if self.stager is not None:
             places = zip(self.views_of, images, strict=True)
-            return [StagedSink(self.stager, recipes[of], memory, self.meter) for of, memory in places]
+            return [StagedSink(self.stager, recipes[views], memory, self.meter) for views, memory in places]
         divided = self.divided_of(recipes)
         sinks: list[Sink] = []
-        for of in self.views_of:
+        for views in self.views_of:
+            own, pixels = recipes[views], images[views]
             if self.pad is not None and not sinks:
-                sinks.append(PaddedSink(self.decoder, recipes[0], images[0], self.meter, self.pad.value))
-            elif recipes[of][0].output_size is None:  # which a collate_fn takes
-                sinks.append(SampleSink(self.decoder, recipes[of][0], images[of][0], self.meter))
+                sinks.append(PaddedSink(self.decoder, own[0], pixels[0], self.meter, self.pad.value))
+            elif own[0].output_size is None:  # images of any size, for a collate_fn
+                sinks.append(SampleSink(self.decoder, own[0], pixels[0], self.meter))
             else:
-                sinks.append(PixelSink(self.decoder, recipes[of], divided[of], images[of], self.meter, self._apart))
+                sinks.append(PixelSink(self.decoder, own, divided[views], pixels, self.meter, self._apart))
         return sinks
 
     def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:
@@ -332,7 +333,7 @@ class Work:
             within: (height, width) of a padded batch, which they fit in; None: all do.
         """
         if self.table is None and self.groups is not None:  # on another machine, which has not ordered the samples
-            from feeder.loader.fast.batch_sizes import bucket_table  # which few workers need
+            from feeder.loader.fast.batch_sizes import bucket_table  # few workers need it
 
             self.table = bucket_table(self.groups, self.reader)
         if self.table is None:
@@ -391,11 +392,11 @@ class Work:
         return made
 
     def draw_rest(
-        self, of: slice, epoch: int, samples: Samples, size: tuple[int, int] | None
+        self, view_slice: slice, epoch: int, samples: Samples, size: tuple[int, int] | None
     ) -> list[Sequence[Params]]:
         """Draws for the ops after the base path of some of :attr:`recipes`, see :meth:`Recipe.draw_rest`; ``size`` is
         that of the batch's images."""
-        both = zip(self.recipes_at(size, epoch)[of], self.image_keys(samples)[of], strict=True)
+        both = zip(self.recipes_at(size, epoch)[view_slice], self.image_keys(samples)[view_slice], strict=True)
         return [recipe.draw_rest(self.seed, epoch, keys) for recipe, keys in both]
 
     def _make(
@@ -476,12 +477,12 @@ class Work:
         """Makes the further images of samples that have no error yet; one that can't be made is its sample's error."""
         assert drawing.draws is not None
         given = [values for extra, values in zip(self.extras, drawing.extras, strict=True) if extra in self.images]
-        for image, of, sink, found in zip(self.images, self.views_of[1:], part.sinks[1:], given, strict=True):
+        for image, view_slice, sink, found in zip(self.images, self.views_of[1:], part.sinks[1:], given, strict=True):
             part.heartbeat()
             encoded = image.encoded(found, sizes)
             unread = encoded.errors
             encoded.errors = [earlier or error for earlier, error in zip(errors, unread, strict=True)]
-            draws = image.draw(part.recipes[of], drawing.draws, drawing.keys, encoded.sizes)
+            draws = image.draw(part.recipes[view_slice], drawing.draws, drawing.keys, encoded.sizes)
             for row, error in enumerate(_add(part.report, sink, encoded, rows, draws)):
                 if error is not None and errors[row] is None:
                     errors[row] = image.named(error) if unread[row] is None else error
@@ -559,7 +560,7 @@ class _Drawing:
     def _boxes(self, recipe: Recipe, sizes: Int32s) -> SampleBoxes | None:
         if not recipe.draws_from_boxes:
             return None
-        from feeder.dataset.target_values import boxes_of  # which few loaders need
+        from feeder.dataset.target_values import boxes_of  # few loaders need it
 
         return boxes_of(recipe, self.work.extras, self.extras, sizes)
 

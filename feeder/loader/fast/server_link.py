@@ -197,7 +197,7 @@ class ServerLink:
             try:
                 self._sender.flush()
             except ConnectionError:
-                pass  # which is found by the next read, after what the server has said last, such as a refusal
+                pass  # the next read finds it, after the server's last words, such as a refusal
             except OSError as error:
                 self.lost = f"is gone: {error}"
 

@@ -47,7 +47,7 @@ class Directory:
         self.servers: list[tuple[str, int]] = []
         self.token = ""
         self.problem = "nothing is known of it yet"
-        self._helpers: list[subprocess.Popen[bytes]] = []  # that were started here, and have not ended
+        self._helpers: list[subprocess.Popen[bytes]] = []  # helpers that were started here, and have not ended
         self._connection: socket.socket | None = None
         self._name = socket_name(service)
         self._start_s = 0.0
@@ -83,7 +83,7 @@ class Directory:
             if peer_uid(connection) == os.getuid():
                 self._connection = connection
                 return True
-            self._name = secrets.token_hex(16)  # of a helper that no other relay uses
+            self._name = secrets.token_hex(16)  # the name of a helper that no other relay uses
         except OSError:
             pass
         connection.close()

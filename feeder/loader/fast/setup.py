@@ -121,7 +121,7 @@ def _check_buffers(options: LoaderOptions, source: FeederDataset) -> None:
 
 
 def _stage(work: Work, decoder: TrainerDecoder, options: LoaderOptions, sizes: BatchSizes) -> None:
-    """Has workers stage images for a decoder in this process."""
+    """Makes workers stage images for a decoder in this process."""
     reader = work.reader
     for size, epoch in sizes.all() if sizes.varies else ():
         for recipe in work.recipes_at(size, epoch):
@@ -129,8 +129,8 @@ def _stage(work: Work, decoder: TrainerDecoder, options: LoaderOptions, sizes: B
     rows = options.batch_size or 1
     parts = part_rows(rows, options.num_workers) if options.num_workers else [(0, rows)]
     found = reader.peek(planning_sample(len(reader), in_shards=len(reader.shard_sizes()) > 0))
-    for of in work.views_of:
-        views = [recipe.output_size or work.largest for recipe in work.recipes[of]]
+    for view_slice in work.views_of:
+        views = [recipe.output_size or work.largest for recipe in work.recipes[view_slice]]
         largest = [size for size in views if size is not None]
         assert len(largest) == len(views)
         capacity = plan_capacity(found, largest, min(rows for _, rows in parts), plans=decoder.stager.plans)
@@ -261,7 +261,7 @@ def make_service(options: LoaderOptions, work: Work) -> ServiceOptions | None:
     """
     if options.service is None:
         return None
-    from feeder.loader.fast.work_json import work_data  # which few loaders need
+    from feeder.loader.fast.work_json import work_data  # few loaders need it
 
     work_data(work)
     name, only = options.service.name, options.service.only

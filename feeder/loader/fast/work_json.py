@@ -38,10 +38,10 @@ from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import check_bounds, recipe_from_json, recipe_to_json
 
 _MOST = 1 << 16  # pixels of a side
-_MOST_VALUES = 1 << 16  # of the JSON of work: more take long to read
+_MOST_VALUES = 1 << 16  # the most in the JSON of work: more take long to read
 MOST_SETS, _DEEPEST = 1 << 12, 8
 _MOST_REPEATED = 1 << 22  # ids of a subset of fewer samples
-MOST_IDS = 1 << 27  # of all subsets
+MOST_IDS = 1 << 27  # the most in all subsets together
 # Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
 # takes longer than to list them.
 SIZED_FILES = 1024
@@ -321,8 +321,8 @@ def set_to_json(reader: Reader, known: dict[int, dict[str, Any]] | None = None) 
         ids = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
         return {"kind": "subset", "of": whole, "ids": ids}
     if isinstance(reader, JoinedReader):
-        of = [set_to_json(each, known) for each in reader.readers]
-        return {"kind": "sets", "of": of, "own_index": reader.own_index}
+        inner = [set_to_json(each, known) for each in reader.readers]
+        return {"kind": "sets", "of": inner, "own_index": reader.own_index}
 
     if type(reader) is FolderReader:
         return {"kind": "folder", "path": reader.root, "exif": reader.exif, "fingerprint": _fingerprint(reader)}
@@ -357,11 +357,11 @@ def set_from_json(
     if not isinstance(value, dict) or depth > _DEEPEST:
         raise ArgumentError("this is no set")
 
-    kind, of = value.get("kind"), value.get("of")
+    kind, inner = value.get("kind"), value.get("of")
     left = [MOST_IDS] if left is None else left
     if kind == "subset":
-        opened, text = {} if opened is None else opened, json.dumps(of)
-        whole = opened[text] = opened.get(text) or set_from_json(of, here, members, depth + 1, left=left)
+        opened, text = {} if opened is None else opened, json.dumps(inner)
+        whole = opened[text] = opened.get(text) or set_from_json(inner, here, members, depth + 1, left=left)
         ids = _ids_from_json(value.get("ids"), len(whole))
         left[0] -= len(ids)
         if left[0] < 0:
@@ -369,9 +369,9 @@ def set_from_json(
         return SubsetReader(whole, ids)
 
     if kind == "sets":
-        if not isinstance(of, list) or not 0 < len(of) <= MOST_SETS:
+        if not isinstance(inner, list) or not 0 < len(inner) <= MOST_SETS:
             raise ArgumentError("these are no sets")
-        readers = [set_from_json(each, here, members, depth + 1, opened, left) for each in of]
+        readers = [set_from_json(each, here, members, depth + 1, opened, left) for each in inner]
         return JoinedReader(readers, own_index=value.get("own_index") is True)
 
     path, exif, version = (value.get(name) for name in ("path", "exif", "version"))

@@ -35,7 +35,7 @@ STAGES = (
 _SMALLEST_BITS = 10  # times below 1 us share a bucket
 _LARGEST_BITS = 38  # and so do those above 137 s
 _BUCKETS = 2 + 4 * (_LARGEST_BITS - _SMALLEST_BITS)
-_COUNT, _BYTES, _TOTAL, _LONGEST, _FIRST_BUCKET = range(5)
+_COUNT, _BYTES, _TOTAL, LONGEST, _FIRST_BUCKET = range(5)
 STAGE_WORDS = _FIRST_BUCKET + _BUCKETS
 _ALL_STAGES = len(STAGES) * STAGE_WORDS
 METER_WORDS = _ALL_STAGES + 2  # the sums over parts: their number, and the time that they took in all
@@ -104,8 +104,8 @@ class Meter:
         numbers[at] += 1
         numbers[at + _BYTES] += size_bytes
         numbers[at + _TOTAL] += time_ns
-        if time_ns > numbers[at + _LONGEST]:
-            numbers[at + _LONGEST] = time_ns
+        if time_ns > numbers[at + LONGEST]:
+            numbers[at + LONGEST] = time_ns
         numbers[at + _FIRST_BUCKET + bucket_of(time_ns)] += 1
 
     def runs(self, stage: str) -> Int64s:
@@ -119,7 +119,7 @@ class Meter:
         count = int(row[_COUNT] - before[_COUNT])
         row[_TOTAL] += time_ns
         each_ns = int(row[_TOTAL] - before[_TOTAL]) // max(count, 1)
-        row[_LONGEST] = max(int(before[_LONGEST]), each_ns)
+        row[LONGEST] = max(int(before[LONGEST]), each_ns)
         row[_FIRST_BUCKET:] = before[_FIRST_BUCKET:]
         row[_FIRST_BUCKET + bucket_of(each_ns)] += count
 

@@ -14,15 +14,14 @@ import numpy as np
 from feeder.dataset.extras_json import is_json
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_report import SUMS, PartReport, Substitution
-from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, Meter
+from feeder.loader.observe.meter import LONGEST, METER_WORDS, STAGE_WORDS, Meter
 from feeder.system.arrays import AnyArray
 from feeder.transforms.recipe_json import single_entry
 
 _BYTES, _ARRAY, _LIST, _DICT = "bytes", "array", "list", "dict"
 _ARRAYS = "biufc"  # kinds of dtypes
 _MOST_ARRAY_BYTES = 1 << 30
-_LONGEST = 3  # word of a stage in a meter that is no sum
-_MOST = 1 << 62
+_MOST = 1 << 62  # numbers below it can be added without overflow
 
 
 def report_to_json(report: PartReport, meter: Meter) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def report_to_json(report: PartReport, meter: Meter) -> dict[str, Any]:
     """
     places = np.flatnonzero(meter.words)
     return {
-        "extras": [[_encoded(value) for value in values] for values in report.extras],
+        "extras": [[_to_json(value) for value in values] for values in report.extras],
         "substitutions": [list(each) for each in report.substitutions],
         "stages": [places.tolist(), meter.words[places].tolist()],
         **{name: getattr(report, name) for name in SUMS},
@@ -59,7 +58,7 @@ def report_from_json(value: Mapping[str, Any], rows: int, columns: int) -> PartR
     if not all(type(value.get(name)) is int and 0 <= value[name] < _MOST for name in SUMS):
         raise ValueError("a report without numbers")
     return PartReport(
-        extras=[[_decoded(each) for each in values] for values in extras],
+        extras=[[_from_json(each) for each in values] for values in extras],
         substitutions=[_substitution(each) for each in substitutions],
         **{name: value[name] for name in SUMS},
     )
@@ -82,9 +81,11 @@ def add_stages(meter: Meter, value: Any) -> None:
         type(word) is int and abs(word) < _MOST for word in words
     ):
         raise ValueError("a report with stages that there are not")
+
     numbers: Any = memoryview(meter.words)  # type: ignore[arg-type]
     for place, word in zip(places, words, strict=True):
-        numbers[place] = max(numbers[place], word) if place % STAGE_WORDS == _LONGEST else numbers[place] + word
+        # A stage's longest time is the maximum of both; all other words add up.
+        numbers[place] = max(numbers[place], word) if place % STAGE_WORDS == LONGEST else numbers[place] + word
 
 
 def error_from_json(value: Mapping[str, Any]) -> DecodeError | None:
@@ -98,8 +99,14 @@ def error_from_json(value: Mapping[str, Any]) -> DecodeError | None:
     return DecodeError(reason, key=key, shard=shard, offset_bytes=offset)
 
 
-def _encoded(value: Any) -> Any:
-    # A list of one is a value as it is: JSON has neither bytes nor arrays, and a user's JSON may look like anything.
+def _to_json(value: Any) -> Any:
+    """Returns the value of a field as JSON: [value] if JSON has it, else {kind: content}, as bytes and arrays need it.
+
+    The list of one tells a user's JSON, which may look like anything, from these.
+
+    Raises:
+        ValueError: if it can't be sent.
+    """
     if isinstance(value, bytes):
         return {_BYTES: base64.b64encode(value).decode()}
     if isinstance(value, np.ndarray):
@@ -111,13 +118,14 @@ def _encoded(value: Any) -> Any:
     if is_json(value):
         return [value]
     if type(value) is list:
-        return {_LIST: [_encoded(each) for each in value]}
+        return {_LIST: [_to_json(each) for each in value]}
     if type(value) is dict and all(type(key) is str for key in value):
-        return {_DICT: {key: _encoded(each) for key, each in value.items()}}
+        return {_DICT: {key: _to_json(each) for key, each in value.items()}}
     raise ValueError(f"a field's value of {type(value).__name__} can't be sent: {str(value)[:100]}")
 
 
-def _decoded(value: Any) -> Any:
+def _from_json(value: Any) -> Any:
+    """Returns the value of a field that :func:`_to_json` gave; raises ValueError for anything else."""
     if isinstance(value, list) and len(value) == 1:
         return value[0]
     kind, held = single_entry(value)
@@ -129,13 +137,14 @@ def _decoded(value: Any) -> Any:
     except (binascii.Error, zlib.error, TypeError, ValueError, OverflowError):
         raise ValueError("a field that is damaged") from None
     if kind == _LIST and isinstance(held, list):
-        return [_decoded(each) for each in held]
+        return [_from_json(each) for each in held]
     if kind == _DICT and isinstance(held, dict):
-        return {key: _decoded(each) for key, each in held.items()}
+        return {key: _from_json(each) for key, each in held.items()}
     raise ValueError("a field that is none")
 
 
 def _array(name: Any, shape: Any, packed: Any) -> AnyArray:
+    """Returns an array by its dtype's name, its shape and its bytes; raises an error for anything that is damaged."""
     dtype = np.dtype(name)
     if dtype.kind not in _ARRAYS or not all(type(side) is int and side >= 0 for side in shape):
         raise ValueError("no array")
@@ -151,6 +160,7 @@ def _array(name: Any, shape: Any, packed: Any) -> AnyArray:
 
 
 def _substitution(value: Any) -> Substitution:
+    """Returns a substitution; raises ValueError for JSON of anything else."""
     if not isinstance(value, list) or len(value) != 6:
         raise ValueError("a substitution that is none")
     position, key, shard, offset, reason, substitute = value

@@ -26,7 +26,7 @@ from feeder.decoders.registry import Dali
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.decoders.staged.staged import ROW, Staged
 from feeder.loader.fast.batch_queue import BatchRecord
-from feeder.loader.fast.trainer_decode import DecodeFeed
+from feeder.loader.fast.decode_feed import DecodeFeed
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.transforms import (

@@ -32,9 +32,9 @@ _AHEAD = 1
 
 @dataclass
 class _Waiting:
-    finished: BatchRecord | BaseException
-    staged: list[Staged] = field(default_factory=list)  # of each image of a sample, with its views
-    started: int = 0  # number of these
+    record: BatchRecord | BaseException
+    staged: list[Staged] = field(default_factory=list)  # one for each image of a sample, with its views
+    started: int = 0  # number of those whose decoding has started
     start_ns: int = 0
 
 
@@ -83,11 +83,11 @@ class DecodeFeed:
                 self._failure = failure
         waiting = self._queue[0]
         try:
-            if isinstance(waiting.finished, BaseException):
-                return waiting.finished
+            if isinstance(waiting.record, BaseException):
+                return waiting.record
             started = time.perf_counter_ns()
             with self._on_stream():
-                batch = self._decode(waiting.finished, waiting)
+                batch = self._decode(waiting.record, waiting)
             size_bytes = sum(images.nbytes for images in batch.images or ()) if isinstance(batch, BatchRecord) else 0
             self.meter.add("decode", waiting.start_ns + time.perf_counter_ns() - started, size_bytes)
             return batch
@@ -113,18 +113,18 @@ class DecodeFeed:
                 self.decoder.drop(staged)
 
     def _take(self) -> None:
-        finished = next(self.source)
-        if isinstance(finished, BaseException):
-            self._queue.append(_Waiting(finished))
+        record = next(self.source)
+        if isinstance(record, BaseException):
+            self._queue.append(_Waiting(record))
             return
         staged = []
-        for number, (images, of) in enumerate(zip(finished.arrays.images, self.work.views_of, strict=True)):
+        for number, (images, views) in enumerate(zip(record.arrays.images, self.work.views_of, strict=True)):
             parts = []
-            for first, count in finished.parts:
+            for first, count in record.parts:
                 memory, rows = images[first : first + count].reshape(-1), range(first, first + count)
-                parts.append(_unpacked(memory, finished.report.left_over, number, rows, of.stop - of.start))
+                parts.append(_unpacked(memory, record.report.left_over, number, rows, views.stop - views.start))
             staged.append(Staged.join(parts))
-        self._queue.append(_Waiting(finished, staged))
+        self._queue.append(_Waiting(record, staged))
         self._start()
 
     def _start(self) -> None:
@@ -162,7 +162,7 @@ class DecodeFeed:
                 if failed is not None:
                     return failed
 
-        if mixings is not None:  # a bad sample was replaced before
+        if mixings is not None:  # after substitutes have taken the places of bad samples
             batch.images = [mixing.apply(view) for mixing, view in zip(mixings, images, strict=True)]
         return batch
 
@@ -173,10 +173,10 @@ class DecodeFeed:
         work, images = self.work, []
         errors: list[DecodeError | None] = [None] * len(made.ids)
         recipes = _recipes(work, batch)
-        for number, (of, staged) in enumerate(zip(work.views_of, waiting.staged, strict=True)):
+        for number, (view_slice, staged) in enumerate(zip(work.views_of, waiting.staged, strict=True)):
             if work.pad is None or number:
-                rests = work.draw_rest(of, batch.epoch, made, batch.arrays.image_size)
-                views = [StagedView(*each) for each in zip(recipes[of], rests, strict=True)]
+                rests = work.draw_rest(view_slice, batch.epoch, made, batch.arrays.image_size)
+                views = [StagedView(*each) for each in zip(recipes[view_slice], rests, strict=True)]
             else:
                 views = [self._padded(work.pad, batch, recipes[0], made)]
             done, found = self.decoder.finish(staged, views, channels_last=self.channels_last)
@@ -235,8 +235,8 @@ class DecodeFeed:
         for found in report.substitutions:
             i[0] = found.substitute
         staged = [
-            _unpacked(memory.reshape(-1), report.left_over, number, range(1), of.stop - of.start)
-            for number, (memory, of) in enumerate(zip(view.images, work.views_of, strict=True))
+            _unpacked(memory.reshape(-1), report.left_over, number, range(1), view_slice.stop - view_slice.start)
+            for number, (memory, view_slice) in enumerate(zip(view.images, work.views_of, strict=True))
         ]
         made = work.as_drawn(Samples.of(sample.positions, i), sample) if report.substitutions else sample
 
@@ -275,7 +275,7 @@ def _unpacked(
     """
     here = {
         (row - rows.start) * views + view: data
-        for (of, row, view), data in left_over.items()
-        if of == image and row in rows
+        for (number, row, view), data in left_over.items()
+        if number == image and row in rows
     }
     return Staged.unpack(memory, len(rows), here, views)
