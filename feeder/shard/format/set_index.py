@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Shards whose index is mapped at a time. One takes 2 kB besides the shared page cache; opening it again takes 0.2 ms.
 _OPEN_INDEXES = 4096
-ASKED_INDEXES = 256  # that a mirror is asked for at a time
+ASKED_INDEXES = 256  # the most that a mirror is asked for at a time
 # Indexes that have left a mirror take room on its disk while they are mapped: so many bytes, or a share of its budget.
 MIRRORED_BYTES, _BUDGET_DIVISOR = 128 << 20, 100
 _DTYPES = {name: WIDE[name] for name in WIDE.names or ()} | {"shard": np.dtype("<u4"), "target": np.dtype("<f4")}
@@ -126,7 +126,7 @@ class SetIndex:
         return (None, ids, self.header.equal) if self.header.equal else (*self.header.locate(ids), 0)
 
     def hold(self, shards: Iterable[int], *, by_rows: bool = True) -> None:
-        """Has :attr:`native` hold the samples of some shards, where it holds them by shards.
+        """Adds the samples of some shards to :attr:`native`, where it holds them by shards.
 
         Args:
             shards: Their numbers.

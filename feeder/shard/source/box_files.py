@@ -30,17 +30,22 @@ _NAMES = re.compile(
     r"^names[ \t]*:[ \t]*(?:#[^\n]*)?(\[[^\]]*\]|\{[^}]*\}|(?:\r?\n[ \t]*(?:-|\d+[ \t]*:|#)[^\n]*)+)", re.MULTILINE
 )
 _NAME = re.compile(r"(?:-\s*|(\d+)\s*:\s*)?(?:\"([^\"]*)\"|'([^']*)'|([^'\"#]+?))\s*(?:#.*)?")
-_SIDES = ("xmin", "ymin", "xmax", "ymax")  # of VOC's boxes
+_SIDES = ("xmin", "ymin", "xmax", "ymax")  # the elements of VOC's <bndbox>, in this order
 
 
 def are_yolo(folder: str) -> bool:
-    """Returns whether a folder of annotations has text files, and none in XML."""
+    """Returns True if a folder of annotations has text files, as YOLO writes them, and no XML."""
     endings = {os.path.splitext(name)[1].lower() for *_, names in os.walk(folder) for name in names}
     return ".txt" in endings and ".xml" not in endings
 
 
 def has_boxes(folder: str, names: Iterable[str]) -> bool:
-    """Returns whether one of the first of these text files starts with a line of YOLO's."""
+    """Returns True if one of the first 20 text files in a folder starts with a line of YOLO's.
+
+    Args:
+        folder: The folder.
+        names: Names of text files in it.
+    """
     for name in itertools.islice(names, _SNIFFED):
         path = os.path.join(folder, name)
         with contextlib.suppress(OSError), open(path, "rb", opener=open_regular) as file:
@@ -78,13 +83,14 @@ def open_yolo(
         for _, image, files in paired(source, tree, others, read_names(names), are_optional=True):
             bare += not files
             try:
-                found = _boxes(tree.folder, image, files.get("annotations"), source.classes)
+                found = _yolo_boxes(tree.folder, image, files.get("annotations"), source.classes)
             except ValueError as error:
                 source.reject(image.path, str(error))
                 continue
             field = spool.add(BOXES, json_field(found))
             source.table.add(os.fsencode(image.path), image.size_bytes + field.length, image.mtime_ns, -1, [field])
 
+    # A list of class names among the labels belongs to no image: it is not a bad one.
     source.rejected = [
         each._replace(bad=False) if _CLASS_FILE.fullmatch(os.path.basename(each.path)) else each
         for each in source.rejected
@@ -94,10 +100,10 @@ def open_yolo(
     return source
 
 
-def _boxes(
+def _yolo_boxes(
     folder: str, image: ListedFile, labels: ListedFile | None, classes: Sequence[str] | None
 ) -> dict[str, list[list[float]] | list[int]]:
-    """Returns the content of ``boxes.json``.
+    """Returns the content of ``boxes.json`` by a YOLO file; without boxes if there is none.
 
     Raises:
         ValueError: saying what is wrong with the image or its text file.
@@ -113,7 +119,7 @@ def _boxes(
     for number, values in enumerate(lines, 1):
         if not values:
             continue
-        label, x, y, w, h = _line(values, f"{os.path.basename(labels.path)}, line {number}")
+        label, x, y, w, h = _yolo_box(values, f"{os.path.basename(labels.path)}, line {number}")
         if classes is not None and label >= len(classes):
             raise ValueError(
                 f"{os.path.basename(labels.path)}, line {number}: class {label}, of {len(classes)} classes"
@@ -126,8 +132,12 @@ def _boxes(
     return {"boxes": boxes, "labels": numbers}
 
 
-def _line(values: Sequence[str], place: str) -> tuple[int, float, float, float, float]:
-    """Returns the class, and the middle and size of a box as shares of its image."""
+def _yolo_box(values: Sequence[str], place: str) -> tuple[int, float, float, float, float]:
+    """Returns (class, x, y, width, height) of a line of YOLO's: center and size as shares of the image's sides.
+
+    Raises:
+        ValueError: saying what is wrong with the line.
+    """
     if len(values) > 5:
         raise ValueError(f"{place}: {len(values)} values, of a polygon or key points: only boxes are read, of 5 values")
     try:
@@ -143,6 +153,7 @@ def _line(values: Sequence[str], place: str) -> tuple[int, float, float, float, 
 
 
 def _class_names(annotations: str, source: Source) -> list[str] | None:
+    """Returns the class names in the folder of the annotations or one of the two above it; None if there are none."""
     folder = os.path.abspath(annotations)
     for _ in range(3):
         for name in sorted(os.listdir(folder)):
@@ -152,7 +163,8 @@ def _class_names(annotations: str, source: Source) -> list[str] | None:
                 continue
             with open(path, encoding="utf-8-sig", errors="surrogateescape", opener=open_regular) as file:
                 text = file.read()
-            names = [line.strip() for line in text.splitlines() if line.strip()] if is_list else _yaml_names(path, text)
+            lines = [line.strip() for line in text.splitlines()]
+            names = list(filter(None, lines)) if is_list else _names_in_yaml(path, text)
             if names:
                 source.notes.append(f"{path}: names the {count(len(names), 'class', 'classes')}")
                 return names
@@ -161,7 +173,7 @@ def _class_names(annotations: str, source: Source) -> list[str] | None:
     return None
 
 
-def _yaml_names(path: str, text: str) -> list[str]:
+def _names_in_yaml(path: str, text: str) -> list[str]:
     """Returns the list or mapping ``names`` of a YAML file; [] if it has none."""
     found = _NAMES.search(text)
     if found is None:
@@ -203,14 +215,14 @@ def open_voc(
     """
     tree = Tree.of(images)
     source = Source(SourceKind.ANNOTATED_IMAGES, tree.folder, skip_unreadable=skip_unreadable)
+    others = {"annotations": Tree.of(annotations)._replace(extension=".xml")}
     found = []
     early = 0
     classes: set[str] = set()
-    others = {"annotations": Tree.of(annotations)._replace(extension=".xml")}
 
     for _, image, files in paired(source, tree, others, read_names(names)):
         try:
-            boxes = _read(os.path.join(tree.folder, files["annotations"].path))
+            boxes = _voc_boxes(os.path.join(tree.folder, files["annotations"].path))
         except ValueError as error:
             source.reject(image.path, f"{files['annotations'].path}: {error}")
             continue
@@ -225,6 +237,7 @@ def open_voc(
             "before that. If the tool that wrote them counts from 0, all boxes are a pixel off: write COCO's JSON"
         )
 
+    # Classes are numbered, and lists made alike for all images, once all files are read.
     source.classes = sorted(classes)
     numbers = {name: label for label, name in enumerate(source.classes)}
     lists = list(dict.fromkeys(name for _, boxes in found for name in boxes))
@@ -245,8 +258,8 @@ class _Builder(ElementTree.TreeBuilder):
         raise ValueError("it has a document type, which annotations do not need")
 
 
-def _read(path: str) -> dict[str, list[Any]]:
-    """Returns the content of ``boxes.json``, with class names as labels.
+def _voc_boxes(path: str) -> dict[str, list[Any]]:
+    """Returns the content of ``boxes.json`` by a VOC file, with class names as labels.
 
     Raises:
         SourceError: if the file can't be read.
@@ -287,9 +300,9 @@ def _read(path: str) -> dict[str, list[Any]]:
 
         found["boxes"].append([left - 1, top - 1, right, bottom])
         found["labels"].append(name)
-    return found | {tag: [_value(each.findtext(tag)) for each in objects] for tag in further}
+    return found | {tag: [_voc_value(each.findtext(tag)) for each in objects] for tag in further}
 
 
-def _value(text: str | None) -> int | str | None:
+def _voc_value(text: str | None) -> int | str | None:
     """Returns the value of an element; an int for digits, None where there is no element."""
     return int(text) if text is not None and text.strip().isdecimal() else text

@@ -18,7 +18,7 @@ from feeder.system.text import BOM, count
 _SNIFFED_LINES = 100
 _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
 _SURROGATE = re.compile("[\udc80-\udcff]")  # stands for a byte that is not UTF-8
-_ROW_LINES = 1000  # of a row, at most
+_ROW_LINES = 1000  # the most of one row
 _NAMED_DELIMITER = re.compile(r'"?sep=(.)"?[\r\n]*')  # Excel's first line
 
 
@@ -49,7 +49,7 @@ def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str,
         if isinstance(names, str):
             raise SourceError(f"{path}: {names}")
         header = [name.strip().removeprefix(BOM) for name in names]
-        while header and not header[-1]:  # of columns that are empty in every row
+        while header and not header[-1]:  # a trailing comma in each row makes a column without a name
             del header[-1]
         if not header:
             raise SourceError(f"{path}: is empty; expected a header line that names the columns")
@@ -193,4 +193,4 @@ class _Lines:
     def _taken(self) -> str | None:
         line = self._ahead.popleft() if self._ahead else next(self._lines, None)
         self._number += line is not None
-        return None if line is None else line.removeprefix(BOM)  # of a file that `cat` has joined to the first
+        return None if line is None else line.removeprefix(BOM)  # `cat` leaves the BOM of a second file in the middle

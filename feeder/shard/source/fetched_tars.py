@@ -25,7 +25,7 @@ _TARS_AHEAD = 16
 _COPIES_AT_ONCE = 3  # each of which comes in several ranges of 8 MiB at a time
 _REQUEST_BYTES = 1 << 20  # while members are listed; larger ones are passed over
 _LABEL_FIELDS = ("cls", "json")
-_LABEL_BYTES, _LABELS_BYTES = 1 << 16, 1 << 26  # of these fields, the most that is kept of one and of a tar
+_LABEL_BYTES, _LABELS_BYTES = 1 << 16, 1 << 26  # the most that is kept of one such field, and of those of a tar
 
 
 class TarMembers(NamedTuple):

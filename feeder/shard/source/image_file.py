@@ -36,7 +36,7 @@ UNPACKED_TIMES = 100
 # Formats that feeder does not decode, though such a file claims to be an image.
 _OTHER_IMAGE_EXTENSIONS = {"cr2", "dng", "heic", "heif", "ico", "j2k", "jp2", "jxl", "nef", "psd", "tga"}
 _ANY_IMAGE_EXTENSIONS = IMAGE_EXTENSIONS | _OTHER_IMAGE_EXTENSIONS
-_FILE_EXTENSIONS = IMAGE_EXTENSIONS - {"fpk"}  # of files that are decoded as they are
+_FILE_EXTENSIONS = IMAGE_EXTENSIONS - {"fpk"}  # files that are decoded as they are
 
 # Folders of systems, file servers and tools, which hold thumbnails, copies and deleted files.
 _SYSTEM_FOLDERS = frozenset(

@@ -33,7 +33,7 @@ _PARTNERS = re.compile(
 )
 _VALIDATION = re.compile(r"ILSVRC\d+_val_\d+")
 _PASSED_OVER = re.compile(rf"{_IMAGES.pattern}|annotations|data|imagesets|json|main|segmentation", re.IGNORECASE)
-_NAME_LISTS = ("train.txt", "trainval.txt", "val.txt", "test.txt")  # of Pascal VOC
+_NAME_LISTS = ("train.txt", "trainval.txt", "val.txt", "test.txt")  # Pascal VOC's lists
 _FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _VALUE = r'(?:"[^"]*"|[-+.\w]+|\{[^{}]*\}|\[[^\[\]]*\])'  # a flat one
 _COCO = re.compile(

@@ -177,7 +177,7 @@ class Source:
 
     @contextlib.contextmanager
     def copied(self, container: int) -> Iterator[str]:
-        """Has a container as a local file for the duration of the context, from which its samples are read then.
+        """Copies a container to a local file for the duration of the context; its samples are read from there then.
 
         Args:
             container: Its number.

@@ -191,7 +191,7 @@ class _Tables:
 
     @contextlib.contextmanager
     def copied(self, path: str) -> Iterator[None]:
-        """Has a file here while its rows are read."""
+        """Copies a file here for the duration of the context, while its rows are read."""
         if path not in self._entries:
             yield
             return
@@ -512,7 +512,7 @@ class _Listing:
         return next((name for name in usual if name in names and name not in taken), None)
 
     def _move(self, root: str | None, suffix: str) -> str:
-        """Has paths start from another folder; returns the words for it, if it is none that was asked for."""
+        """Lets paths start from another folder; returns a note on it, empty if the caller asked for it."""
         below = os.path.relpath(root or self._source.root, self._source.root)
         self._source.root = root or self._source.root
         is_asked = below == "." and suffix == self._asked.suffix

@@ -36,8 +36,8 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 UNPACKED_BYTES = 1 << 30
 _OTHER_TARS = (".tar.bz2", ".tbz", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4", ".tar.z")
 _MOST_CODEBOOK_BYTES = 1 << 16
-_HIDDEN_FOLDERS = 256  # whose members may come by turns
-_MANY_IMAGES = 10  # fields that hold images
+_HIDDEN_FOLDERS = 256  # hidden folders that are remembered at a time
+_MANY_IMAGES = 10  # a sample seldom has so many fields of images
 _SOUND, _JOINED, _DAMAGED = range(3)  # places in a tar: ordinary, next to a seam of two archives, next to damage
 
 
@@ -52,12 +52,12 @@ def _split_name(name: str) -> tuple[str, str] | None:
 
 
 def is_tar(name: str) -> bool:
-    """Returns whether a file is a tar by its name, and none that is left out."""
+    """Returns True if a file is a tar by its name, and its name does not say to leave it out."""
     return name.lower().endswith(TAR_SUFFIXES) and not left_out(name)
 
 
 def leave_out_beside(source: Source, names: Iterable[str], folders: Iterable[str] = ()) -> None:
-    """Lists what is left out of a folder of tars: what names say so of, images, and tars that can't be read.
+    """Lists what is left out of a folder of tars: hidden files and the like, loose images, and tars that can't be read.
 
     Args:
         source: Takes them.
@@ -213,7 +213,7 @@ def _listed(
 
 
 def _has_dots_in_keys(source: Source) -> bool:
-    """Returns whether the numbers of samples are in the names of their fields, as in ``video.0000.jpg``.
+    """Returns True if the numbers of samples are in the names of their fields, as in ``video.0000.jpg``.
 
     There are more fields of images than samples then, or most of them occur once.
     """
@@ -306,11 +306,13 @@ def _incomplete(source: Source, damaged: list[int], joined: list[int]) -> dict[i
         return {}
     doubtful = {*damaged, *joined}
     groups = [(_shape(fields), fields, ids) for fields, ids in source.table.by_fields().items()]
-    known = frozenset().union(*(shape for shape, _, _ in groups))
+    known = frozenset().union(*(shape for shape, _, _ in groups))  # all fields of the set
     usual = {shape for shape, _, ids in groups if not doubtful.issuperset(ids)}
+
     reasons: dict[int, str] = {}
     for shape, fields, ids in groups:
         suspects = set(ids).intersection(damaged) if shape != known else set()
+        # A shape that no sample elsewhere has, and that lacks a field which those have.
         if shape not in usual and any(shape < other for other in usual):
             suspects |= doubtful.intersection(ids)
         reason = f"may be incomplete, next to damage or where archives meet: it has only {', '.join(sorted(fields))}"
@@ -319,7 +321,7 @@ def _incomplete(source: Source, damaged: list[int], joined: list[int]) -> dict[i
 
 
 def _shape(fields: frozenset[str]) -> frozenset[str]:
-    """Fields without the format of images, which may differ from sample to sample."""
+    """Returns the fields of a sample, numbered by kind: "image 0" for any format, which may differ between samples."""
     names: collections.Counter[str] = collections.Counter()
     for field in fields:
         names[f"{field.rpartition('.')[0]}.image" if is_image_field(field) else field] += 1
@@ -368,6 +370,7 @@ class _Listing:
         self._key = ""
         self._stored: dict[str, StoredField] = {}
         self._broken: str | None = None
+        # The place of the sample that is being read, and that of the next one: damage may lie before its first member.
         self._place = self._next_place = _SOUND
         has_seam = False
 
@@ -434,6 +437,7 @@ class _Listing:
         self._broken = None
         if not stored and not broken:
             return
+
         broken = broken or lacks_image(stored, self.image_fields)
         if broken:
             self.source.reject(path, broken)
@@ -443,6 +447,7 @@ class _Listing:
         except ValueError as error:
             self.source.reject(path, f"no label: {error}")
             return
+
         if self._place != _SOUND:
             (self.damaged if self._place == _DAMAGED else self.joined).append(len(self.source.table))
         size = sum(field.length for field in stored.values())

@@ -48,7 +48,7 @@ def answer_of(
         stall = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
         connection.request("GET", target, headers=headers)
-        with _time_limit(channel, request_s):  # of a head that drips
+        with _time_limit(channel, request_s):  # the head may come byte by byte
             return channel, connection.getresponse()
     except BaseException:
         connection.close()

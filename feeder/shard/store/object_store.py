@@ -46,7 +46,7 @@ _MOST_CLIENTS = 64
 _MOST_MOVED = 4096
 _FOLLOWING = 64  # redirects that are followed at once
 
-_START_BYTES = 16  # of a page, to show
+_START_BYTES = 16  # the start of a page that errors show
 _PAGE_ADVICE = "a proxy or a login has answered for the store, or the server has no ranges: serve it by another one"
 
 _Result = TypeVar("_Result")
@@ -369,6 +369,7 @@ class ObjectStore:
         attempt = redirects = 0
         is_refreshed = is_redirected = False
         place: tuple[str, str] | None = None
+
         while True:
             clients = self._clients
             wait_s = 0.0
@@ -384,22 +385,26 @@ class ObjectStore:
                 if isinstance(error, BusyError):
                     self.has_answered = True
                     wait_s = error.seconds
+
+            # A redirect is followed at once, up to a number of them in a row.
             attempt += 1
             is_redirected = self._is_web and fault.kind is FaultKind.REDIRECT
             if is_redirected and redirects < _REDIRECTS:
                 redirects += 1
                 continue
-            # It may redirect to another place by now, as signatures of places expire.
+
+            # The next attempt asks the store again where the object is: signatures of places expire.
             was_moved = place is not None
             if was_moved and self._moved.get(key) == place:
                 self._moved.pop(key, None)
             place = None
             if is_redirected:
                 fault = Fault(FaultKind.FINAL, "the store redirects without end")
+
             if (
                 fault.kind is FaultKind.EXPIRED or (was_moved and fault.kind is not FaultKind.TRANSIENT)
             ) and not is_refreshed:
-                # Made anew, the clients read environment, files and roles again.
+                # New clients read environment, files and roles again.
                 is_refreshed = True
                 with self._lock:
                     if self._clients is clients:

@@ -39,7 +39,7 @@ _VALID = datetime.timedelta(minutes=15)  # the difference between clocks that S3
 _MOST_FAULTS = 8  # in a row
 _PAUSE_S = 60.0
 _REASON_LENGTH = 100
-_PIECE_S = 0.02  # that a piece of more than 512 KiB may take to come: readers wait for its end
+_PIECE_S = 0.02  # a piece grows past 512 KiB only while it comes within this: readers wait for its end
 _MOST_PIECES = 4  # at once
 _PASSING = {408, 429, *range(500, 600)} - {501}
 
@@ -109,14 +109,16 @@ class SignedRanges:
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         if etag:
             headers["If-Match"] = etag
+
         try:
             place = url.scheme, url.netloc
-            connection = self._taken(place) or connection_to(*place)
+            connection = self._idle_connection(place) or connection_to(*place)
             channel, response = answer_of(connection, f"{url.path}?{url.query}", headers, request_s)
         except (ssl.SSLCertVerificationError, ValueError):
             return None
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionError(reason_of(error)) from None
+
         if _is_range(response, start, end, etag):
             self._faults = 0
             return self._pieces(place, connection, channel, response, end - start, until)
@@ -131,7 +133,7 @@ class SignedRanges:
             for _, connection in connections:
                 connection.close()
 
-    def _taken(self, place: tuple[str, str]) -> Connection | None:
+    def _idle_connection(self, place: tuple[str, str]) -> Connection | None:
         """Returns a connection that nobody uses, if there is one."""
         with self._lock:
             idle = self._idle[place]
@@ -155,8 +157,10 @@ class SignedRanges:
         left: int,
         until: float,
     ) -> Iterator[memoryview]:
-        receive: Callable[[memoryview], int] = response.fp.readinto1  # what came with the head is in its buffer
+        """Yields the bytes of an answer in pieces, up to a time; keeps the connection for another request."""
+        receive: Callable[[memoryview], int] = response.fp.readinto1  # its buffer has what came with the head
         further = _receiver(channel)
+
         try:
             while left:
                 piece, came = np.empty(min(left, self._piece_bytes), np.uint8).data, 0
@@ -168,10 +172,12 @@ class SignedRanges:
                         raise ConnectionError(f"{left - came:,} bytes did not come in time")
                     receive, came = further, came + got
                 left -= came
+
                 if came >= PIECE_BYTES:
                     fit = int(_PIECE_S * came / max(now - began, _PIECE_S / 100)) // PIECE_BYTES
                     self._piece_bytes = PIECE_BYTES * min(max(fit, 1), _MOST_PIECES)
-                if not left and not response.will_close:  # nobody asks for more
+
+                if not left and not response.will_close:  # before the last piece: its reader may not ask for more
                     response.close()
                     with self._lock:
                         self._idle[place].append((time.monotonic(), connection))

@@ -14,7 +14,7 @@ from feeder.system.files import default_cache
 
 RANGE_BYTES = 8 << 20  # the most of one request: where connections are cut often, larger ones never come to an end
 _AT_ONCE = 8  # ranges of one object
-PIECE_BYTES = 1 << 19  # of what comes bit by bit: each costs a wake-up and a write; larger ones keep readers waiting
+PIECE_BYTES = 1 << 19  # small pieces cost a wake-up and a write each; large ones keep readers waiting
 TIMEOUT_S = 600.0  # the longest time without network that is survived by default
 
 Bytes = bytes | bytearray | memoryview

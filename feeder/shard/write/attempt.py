@@ -16,9 +16,6 @@ from feeder.shard.write.shared_output import SharedOutput
 from feeder.system.arrays import Int64s
 from feeder.system.versions import pillow_info
 
-# A shard, the source of its samples alone, in their order, and the place to write to.
-_Job = tuple[ShardJob, Source, SharedOutput]
-
 
 def pickled_job(job: ShardJob, source: Source, ids: Int64s, folder: OutputFolder, output: SharedOutput) -> bytes:
     """Returns the job of an attempt at a shard, pickled, with the rows of its samples alone.
@@ -33,8 +30,7 @@ def pickled_job(job: ShardJob, source: Source, ids: Int64s, folder: OutputFolder
     rows = source.rows(ids)
     if folder.is_copy:
         rows.take_in(folder.path)
-    pickled: _Job = (job, rows, output)
-    return pickle.dumps(pickled, pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((job, rows, output), pickle.HIGHEST_PROTOCOL)
 
 
 @functools.cache
@@ -56,7 +52,7 @@ def writer_versions() -> dict[str, str]:
 
 
 def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> tuple[WrittenShard, str]:
-    """Writes a shard; returns its record, and the folder with its files, if they are not in a store by then.
+    """Writes a shard; returns its record, and the folder of its files, unless they are in a store by then.
 
     Args:
         expected: The driver's :func:`writer_versions`.
@@ -73,8 +69,8 @@ def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> tuple[WrittenS
     ]
     if differing:
         raise ShardError(f"it has {', '.join(differing)}; install the same versions there")
-    loaded: _Job = pickle.loads(pickled)
-    job, source, output = loaded
+
+    job, source, output = pickle.loads(pickled)
     missing = output.missing_path() or source.missing_path()
     if missing is not None:
         raise ShardError(f"it does not have {missing}; all nodes must see source and output at the same paths")

@@ -85,6 +85,7 @@ def index_tars(
                 raise ShardError(f"{url}: the index of tars on the Hub lies in the cache; leave --out out")
             return _index_hub(open_store(pattern).url, image_field, columns, progress)
         refuse_web_server(url)
+
         with tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
             stored = _stored_tars(pattern, image_field, columns, copies)
             place = stored.store.url.joined(INDEX_NAME) if out is None else Url.parse(out)
@@ -92,10 +93,12 @@ def index_tars(
             if below is None:
                 raise ShardError(f"{place}: must lie in {stored.root}, or above it, as shards are named relative to it")
             names = [f"{below}{entry.key}" for entry in stored.objects()]
+
             with SetCopy.to_change(place.parent()) as copy:
                 for name in (MANIFEST_NAME, place.name):
                     copy.fetch(name)
                 return _index(stored, names, os.path.join(copy.path, place.name), str(place), copy, progress)
+
     if is_remote(out or ""):
         raise ShardError(f"{Url.parse(out or '')}: the index of tars in a local folder lies there")
     source = open_tars(local_path(pattern), None, image_field, columns)

@@ -22,9 +22,9 @@ from feeder.shard.write.shard_writer import ShardJob, WrittenShard
 from feeder.system.progress import Progress
 from feeder.system.ray_cluster import joined_cluster
 
-_REMOTE_CPUS = 0.25  # of a task that mostly waits for a store
+_REMOTE_CPUS = 0.25  # a task that mostly waits for a store takes so much of a core
 _QUEUED = 2  # tasks for each that can run
-_RETRIES = 20  # of a shard whose node or process is lost, or can't read or write a file
+_RETRIES = 20  # tries of a shard whose node is lost, or can't read or write a file
 _MOST_SENT_BYTES = 1 << 30  # in tasks that have not ended
 
 

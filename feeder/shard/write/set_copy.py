@@ -119,7 +119,7 @@ class SetCopy:
         return os.path.join(self.path, name)
 
     def fetch(self, name: str) -> bool:
-        """Has a file in the folder, if the set has it; returns True then."""
+        """Copies a file into the folder, if the set has it; returns True then."""
         if self.store is not None:
             with contextlib.suppress(NotFoundError):
                 self._fetch(self.store, name)
@@ -152,7 +152,7 @@ class SetCopy:
 
     @contextlib.contextmanager
     def shard(self, name: str, *, may_be_missing: bool = False) -> Iterator[None]:
-        """Has a shard in the folder for the duration of the context, if the set is in a store.
+        """Copies a shard into the folder for the duration of the context, if the set is in a store.
 
         Args:
             name: The shard.

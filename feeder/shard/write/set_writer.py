@@ -68,6 +68,7 @@ def write_set(
     rows = [np.zeros(0, ROW) if before is None else before.rows]
     names = [] if before is None else [before.shard_name(number) for number in range(before.shards)]
     info = _with_shards(info, shards, os.path.dirname(path) if folder is None else folder, rows, names)
+
     info = dataclasses.replace(
         info,
         classes=None if classes is None else tuple(classes),

@@ -16,9 +16,10 @@ from feeder.system.checks import check_int, check_number, check_one_of
 from feeder.system.text import count
 
 ENGINES = ("local", "ray")
+# Options that are settings of the set under their own names; see ShardOptions.settings().
 _SETTINGS = ("seed", "shuffle", "shard_size_bytes", "samples_per_shard", "image_field", "max_file_bytes")
 
-TAKEDOWN_NAME = "takedown.json"  # while samples are being taken down
+TAKEDOWN_NAME = "takedown.json"  # is there while samples are being taken down
 REJECTED_NAME = "rejected.jsonl"
 
 
@@ -80,13 +81,13 @@ class ShardOptions:
         check_number("max_bad", self.max_bad, 0, 1)
 
     def with_settings(self, settings: Mapping[str, Any]) -> ShardOptions:
-        """Returns the options with the settings of a set, see :meth:`settings`."""
+        """Returns these options, but with the settings of a set, which :meth:`settings` gave."""
         own = {name: settings[name] for name in _SETTINGS}
         size_bytes = settings["shard_size_bytes"] or self.shard_size_bytes
         return replace(self, **own | {"shard_size_bytes": size_bytes}, encode=EncodeOptions.of_settings(settings))
 
     def settings(self) -> dict[str, Any]:
-        """Options that the result depends on."""
+        """Returns the options that the shards depend on, as the manifest keeps them."""
         size_bytes = self.shard_size_bytes if self.samples_per_shard is None else None
         own = {name: getattr(self, name) for name in _SETTINGS}
         return own | {"shard_size_bytes": size_bytes} | self.encode.settings()
@@ -151,7 +152,7 @@ class ShardSummary:
 
     @property
     def loss(self) -> str | None:
-        """A line on rejected images and unreadable folders; None if there are none."""
+        """The line on rejected images and unreadable folders; None if there are none."""
         lost = [f"{self.bad:,} of {self.samples + self.bad:,} images"] if self.bad else []
         if self.unreadable_folders:
             lost.append(f"{self.unreadable_folders:,} unreadable folder" + "s" * (self.unreadable_folders > 1))

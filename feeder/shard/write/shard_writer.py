@@ -62,8 +62,8 @@ class WrittenShard:
     Attributes:
         record: The shard.
         rejected: Inputs that were rejected while it was written.
-        formats, encoded, clipped: As in :class:`Manifest`.
-        odd_masks: Number of samples by field, for fields that are named as masks and are none by their headers.
+        formats, encoded, clipped: See :class:`Manifest`.
+        odd_masks: By field that is named as a mask, the number of samples in which its header says that it is none.
     """
 
     record: ShardRecord
@@ -174,6 +174,7 @@ class _ShardWriter:
         except (OSError, ValueError) as error:
             path = self._path(i)
             reason = self._unreadable(error, path) if isinstance(error, OSError) else str(error)
+            # A file that never claimed to be an image does not count as a bad one.
             bad = isinstance(error, _Misnamed) or self._source.kind not in _FOLDERS or looks_like_image(path)
             self._rejected.append(Rejection(path, reason, bad))
             return
@@ -211,7 +212,8 @@ class _ShardWriter:
         return name, self._labelled(fields, i), encoded
 
     def _labelled(self, fields: list[tuple[str, bytes]], i: int) -> list[tuple[str, bytes]]:
-        """Returns the fields of a sample with its label or targets, for programs that read shards without the index."""
+        """Returns the fields of a sample with its label as ``cls`` and its targets in ``json``, for programs that read
+        shards without the index."""
         table, label = self._source.table, self._source.table.label(i)
         if self._source.replaces_cls:
             fields = [(name, value) for name, value in fields if name != "cls"]
@@ -219,6 +221,7 @@ class _ShardWriter:
             fields.insert(0, ("cls", b"%d" % label))
         if not table.targets or self._source.kind is not SourceKind.MANIFEST:
             return fields
+
         row: dict[str, float | None] = next((json.loads(data) for name, data in fields if name == "json"), {})
         # Each as the shortest text that gives the same float32.
         row |= {

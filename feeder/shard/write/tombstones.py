@@ -99,7 +99,7 @@ def _patches(file: BinaryIO, size: int, places: list[tuple[int, int]], path: str
         # Headers of long names stand before the member's own.
         begin = each.offset - TAR_BLOCK if end is None else min(end, each.offset - TAR_BLOCK)
         end = each.offset + -(-each.size // TAR_BLOCK) * TAR_BLOCK
-        if each.name == _MEMBER_NAME:  # of an interrupted run, or an earlier one
+        if each.name == _MEMBER_NAME:  # an earlier run, perhaps an interrupted one, has emptied it
             wanted = {offset: length for offset, length in wanted.items() if not begin < offset < end}
         elif wanted.pop(each.offset, None) is None:
             continue

@@ -37,12 +37,12 @@ from feeder.system.text import count
 
 _SHOWN_REASONS = 3
 _FAST_FORMATS = ("jpg", "fpk", "npy")
-_ADVISED_SHARE = 0.05  # of the samples in other formats
-_ADVISED_GAIN = 1.5  # of the time to decode an image
-_TIMED_IMAGES = 4  # of these
+_ADVISED_SHARE = 0.05  # advise from this share of samples in other formats on
+_ADVISED_GAIN = 1.5  # advise if decoding gets so many times faster
+_TIMED_IMAGES = 4  # images in other formats whose decoding is timed
 _DRAWN_SAMPLES = 256  # for a new codebook
-_DRAWN_BYTES = 64 << 20  # of their images, which are in memory together
-_COMPARED_IMAGES = 64  # of these, for the choice among codebooks
+_DRAWN_BYTES = 64 << 20  # the most of drawn images that are in memory together
+_COMPARED_IMAGES = 64  # drawn images that codebooks are compared by
 _LEAST_GAIN = 0.02  # share of the bytes that a new codebook must save where the set has one
 
 
