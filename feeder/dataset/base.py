@@ -188,7 +188,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
                 f"the targets of a {name} can't be changed, as its samples keep their labels; derive a class whose "
                 "dataset[i] returns other labels"
             )
-        self._targets = value  # of a subclass that makes its own samples
+        self._targets = value  # a subclass that makes its own samples may set them
 
     def column(self, name: str) -> AnyArray | list[Any]:
         """Returns one field of all samples without decoding images, to filter the samples or to split them into folds.

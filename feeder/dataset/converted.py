@@ -51,7 +51,7 @@ class ConvertedDataset(FeederDataset):
     """
 
     reader: ForeignReader
-    _objects: tuple[Any, ...] = ()  # of the transform that was converted; none yet
+    _objects: tuple[Any, ...] = ()  # the parts of the transform that was converted last; none yet
     _recipe: Recipe | Views = Recipe()
 
     def __init__(self, theirs: Any, transform: Any = None, *, strict: bool = False) -> None:
@@ -145,7 +145,7 @@ class ConvertedDataset(FeederDataset):
     if not TYPE_CHECKING:  # a type checker would take it for every name
 
         def __getattr__(self, name: str) -> Any:
-            if "theirs" not in vars(self):  # of a pickle
+            if "theirs" not in vars(self):  # unpickling looks for methods before attributes are set
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(self.theirs, name)
 

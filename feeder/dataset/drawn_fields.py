@@ -18,13 +18,13 @@ from feeder.transforms.choice import Branches
 from feeder.transforms.distort import RandomAffine, RandomPerspective, RandomRotation
 from feeder.transforms.geometry import RandomHorizontalFlip, RandomVerticalFlip
 
-_FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)  # which have probabilities of their own
+_FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)  # ops with a probability of their own
 _AUTOMATIC = AugMix, AutoAugment, RandAugment, TimmRandAugment, TrivialAugmentWide
 _WARPS = (*_AUTOMATIC, RandomAffine, RandomPerspective, RandomRotation)
 
 
 class _Drawn(Extra):
-    """Base of the fields that no member is read for: int64, of one shape."""
+    """Base of the fields that are drawn, not read: int64 [count]."""
 
     count: int
 
@@ -70,10 +70,13 @@ class CropBox(_Drawn):
     count = 4
 
     def finish(self, value: Any, draws: Draws, row: int) -> Any:
+        # The window in the image as the ops before have resized it; at first, all of it.
         height, width = map(float, draws.image_size[row])
         top = left = 0.0
         is_flipped = is_upside_down = False
+
         for params in draws.ops:
+            # Padding and windows are drawn in the image as it is by then: after a flip they count from the other side.
             if "padding" in params:
                 before, above, behind, below = params["padding"][row].tolist()
                 top -= below if is_upside_down else above
@@ -81,18 +84,20 @@ class CropBox(_Drawn):
                 height, width = height + above + below, width + before + behind
             if "top" in params:
                 y, x, rows, columns = (float(params[name][row]) for name in ("top", "left", "height", "width"))
-                # A window chosen after a flip is counted from the other side.
                 top += height - y - rows if is_upside_down else y
                 left += width - x - columns if is_flipped else x
                 height, width = rows, columns
+
             if "resized_height" in params:
                 resized = float(params["resized_height"][row]), float(params["resized_width"][row])
                 top, left = top * resized[0] / height, left * resized[1] / width
                 height, width = resized
+
             if "flip" in params:
                 is_flipped ^= bool(params["flip"][row])
             if "flip_vertically" in params:
                 is_upside_down ^= bool(params["flip_vertically"][row])
+
         return ((round(top), round(left), round(height), round(width)),)
 
 

@@ -126,15 +126,15 @@ class Mixture(FeederDataset):
         if values.ndim != 1 or values.dtype.kind not in "iuU":
             raise ArgumentError(f"groups are by whole numbers or text, and {name!r} has others: {values[:2]!r:.80}")
 
-        found, of = np.unique(values, return_inverse=True)
-        ids = np.argsort(of.astype(np.min_scalar_type(len(found))), kind="stable")
+        found, group_of = np.unique(values, return_inverse=True)
+        ids = np.argsort(group_of.astype(np.min_scalar_type(len(found))), kind="stable")
         texts = [str(value) for value in found.tolist()]
         if name == "label" and whole.classes is not None:
             texts = [whole.classes[value] if value >= 0 else str(value) for value in found.tolist()]
         text, times = Counter(texts).most_common(1)[0]
         if times > 1:
             raise ArgumentError(f"{times} groups of {name!r} have the name {text!r}: give them names of their own")
-        each = np.split(ids, np.cumsum(np.bincount(of))[:-1])
+        each = np.split(ids, np.cumsum(np.bincount(group_of))[:-1])
         groups = [FeederDataset(SubsetReader(whole.reader, own), whole.recipe, whole.extras) for own in each]
 
         weights = dict.fromkeys(texts, 1.0) if weights is None else weights
@@ -178,7 +178,7 @@ class Mixture(FeederDataset):
         self.take(shares)
 
     def take(self, shares: Shares, by: object = None) -> None:
-        """Has all loaders but one go on by the shares that it has."""
+        """Sets the shares, and tells all loaders but ``by``."""
         self.shares = dataclasses.replace(shares, batch=None)
         for loader in list(self.loaders):
             if loader is not by:
@@ -246,8 +246,8 @@ def _source(name: str, dataset: Any) -> FeederDataset:
 
 def _check_alike(first: str, model: FeederDataset, name: str, source: FeederDataset) -> None:
     """Refuses sources whose samples can't stand in one batch."""
-    for each, of in ((first, model), (name, source)):
-        if of.recipe.is_variable:
+    for each, dataset in ((first, model), (name, source)):
+        if dataset.recipe.is_variable:
             raise ArgumentError(f"source {each!r} has sizes by bucket or by epoch: a Mixture has fixed ones only")
     a, b = _outputs(model), _outputs(source)
     if a != b:

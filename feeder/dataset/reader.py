@@ -89,7 +89,7 @@ class Reader(Protocol):
         are known only from the samples' files."""
 
     def measure(self, ids: Int64s | None = None) -> None:
-        """Has :meth:`stored` know N samples, from the headers of their files where nothing else has their sizes.
+        """Reads the sizes of N samples for :meth:`stored`, from their files' headers where nothing else has them.
 
         Args:
             ids: int64 [N]; None: all.

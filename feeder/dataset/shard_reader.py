@@ -205,7 +205,7 @@ class ShardReader(ShardFields):
         return self.made_ns if self.mirror is None else None
 
     def bring_images(self, ids: Int64s) -> None:
-        """Has the images of a remote set brought into the mirror and their shards opened, for the kernels.
+        """Brings the images of a remote set into the mirror and opens their shards, for the kernels.
 
         Args:
             ids: int64 [N], the samples.
@@ -243,7 +243,7 @@ class ShardReader(ShardFields):
                 self._open(shard)
 
     def _bring(self, places: Sequence[Sequence[int]], ranges: list[Any]) -> None:
-        """Has the bytes of images brought into the mirror, all in one go; those outside a shard are left out.
+        """Brings the bytes of images into the mirror, all in one go; those outside a shard are left out.
 
         Args:
             places, ranges: (shard, offset, length) and (head, begin, end), as in :meth:`read`.

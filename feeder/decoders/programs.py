@@ -30,7 +30,7 @@ Programs = Float64s  # [N, ops, 12], see _native.AugmentOp; a row of zeros does 
 _COLUMNS = 12
 _BYTES = {"dtype": "uint8"}
 _ON_ARRAYS = (T.Lambda, T.GaussianNoise)
-_MOST_TAPS = 63  # of a blur, in the kernels
+_MOST_TAPS = 63  # the widest blur of the kernels
 _OPS = _native.AugmentOp
 _FILTERS = {each.name.lower(): each.value for each in _native.WarpFilter}
 _FILTERS["nearest-exact"] = _FILTERS["nearest"]
@@ -208,7 +208,7 @@ class Finish:
             self._tail.write(image, int(drawn[-1]["key"][row]), out)
         elif image.__array_interface__ != out.__array_interface__:  # else it was changed where it is
             if image.dtype == np.uint8:
-                _in_kernels(image, out, None, _BYTES)  # which is faster where channels are inmost
+                _in_kernels(image, out, None, _BYTES)  # the kernels are faster where channels are inmost
             else:
                 out[:] = image
 

@@ -67,7 +67,7 @@ class Field(BatchEntry):
 
     optional: bool = False
     fill: Any = None
-    fill_types: ClassVar[tuple[type, ...]] = ()  # of the values that ``fill`` may have; empty: any
+    fill_types: ClassVar[tuple[type, ...]] = ()  # types of the values that ``fill`` may have; empty: any
 
     def __post_init__(self) -> None:
         if self.fill is not None and not self.optional:

@@ -32,7 +32,7 @@ from feeder.system.text import count
 
 _log = logging.getLogger("feeder")
 
-MOST_THREADS = 8  # of a worker; see Note [Threads for processes]
+MOST_THREADS = 8  # the most threads of a worker; see Note [Threads for processes]
 _FEW_WORKERS = 8
 
 

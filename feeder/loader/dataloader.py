@@ -421,7 +421,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _aim(self, told: int) -> None:
         """Sets the epoch for one that a framework tells by the sampler."""
-        assert self._fast is not None  # whose samplers alone tell
+        assert self._fast is not None  # only the fast path's samplers tell epochs
         self._fast.aim(self._told.take(told, self._fast.due_epoch))
 
     @property
@@ -650,7 +650,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 page.close()
 
     def reset(self) -> None:
-        """Has the workers of the next epoch take the dataset as it is then, also those that would have stayed.
+        """Retires the workers, also persistent ones: those of the next epoch take the dataset as it is then.
 
         An epoch that has begun goes on. ultralytics' trainer calls it.
         """

@@ -91,7 +91,7 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
 
 def _check_places(saved: Any, own: Any) -> None:
     """Names the first set on the Hub that is not at the state's commit."""
-    if isinstance(saved, Mapping) and isinstance(own, Mapping):  # of mixtures
+    if isinstance(saved, Mapping) and isinstance(own, Mapping):  # a mixture's sets, by name
         for name in own:
             _check_places(saved.get(name), own[name])
     elif isinstance(saved, list) and isinstance(own, list):

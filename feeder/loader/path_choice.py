@@ -27,7 +27,7 @@ from feeder.transforms.pad_to_batch import PadToBatch
 _log = logging.getLogger(__name__)
 
 _DEEPEST = 4  # wrappers around each other
-_MOST_ITEMS = 16  # of a list in a wrapper
+_MOST_ITEMS = 16  # the most items of a list in a wrapper that are looked at
 # Arguments that only the fast path takes, or those of them that torch's path takes in some cases.
 _OF_RANKS = frozenset({"rank", "world_size"})
 _OF_IMAGES = frozenset({"seed", "backend", "fidelity", "on_error"})

@@ -29,7 +29,7 @@ from feeder.order.split import Split
 from feeder.system.text import count
 
 PATIENCE_S = 5.0  # the longest wait for an answer of the store
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # functions' addresses in the text of a recipe
 _T = TypeVar("_T")
 _begun: dict[tuple[str, int], int] = {}
 

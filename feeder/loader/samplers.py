@@ -80,7 +80,7 @@ class ToldEpochs:
 
     def forget(self) -> None:
         """Takes the next epoch that is told as it is."""
-        self._latest = 1 << 33, 1 << 33  # which no epoch follows
+        self._latest = 1 << 33, 1 << 33  # no epoch follows this one
 
     def resume(self) -> None:
         """Takes the next epoch that is told for the one of the state that was loaded."""
@@ -134,13 +134,13 @@ def show_order(loader: DataLoader[Any], order: Order, seed: RunSeed) -> None:
 
 
 def change_order(loader: DataLoader[Any], order: Order) -> None:
-    """Has a loader's sampler show the order of the run that it goes on with."""
+    """Shows, by a loader's sampler, the order of the run that it goes on with."""
     if isinstance(loader.sampler, _Epochs):
         loader.sampler.order = order
 
 
 def follow_sampler(loader: DataLoader[Any]) -> None:
-    """Has a copied loader take the epochs that its sampler is told."""
+    """Registers a copied loader for the epochs that its sampler is told."""
     if isinstance(loader.sampler, _Epochs):
         loader.sampler.loaders.add(loader)
 

@@ -217,7 +217,7 @@ class BucketSplit(Split):
         self._first = starts if gaps is None else gaps.places(starts)
         self._kept_consumed = self._kept_of(done)
         left = np.diff(self._first) - self._kept_consumed
-        self._rests = left % self._global_batch  # of each bucket, what its last full batch leaves
+        self._rests = left % self._global_batch  # samples of each bucket after its last full batch
         full = left // self._global_batch
         self._full = int(full.sum())  # number of full batches
         # Grows as steps are asked for, by several threads: what each adds follows from what stands before it.

@@ -47,5 +47,5 @@ class Gaps:
         """Returns the number of positions kept before each of these, int64 [N]."""
         asked = np.asarray(positions, np.int64)
         number = np.searchsorted(self._first, asked, side="right")
-        inside = np.maximum(0, np.append(0, self._ends)[number] - asked)  # of a range that has not ended there
+        inside = np.maximum(0, np.append(0, self._ends)[number] - asked)  # the rest of a range that has not ended
         return asked - self._before[number] + inside

@@ -28,7 +28,7 @@ from feeder.order.shard_sizes import CompactSizes, EqualSizes
 from feeder.system.arrays import Int64s
 from feeder.system.checks import check_int
 
-_SHARDS = 4  # that a lane has at least, so that epochs differ in their order
+_SHARDS = 4  # the fewest of a lane: with fewer, epochs hardly differ in their order
 
 
 @dataclass(frozen=True)

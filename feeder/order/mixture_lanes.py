@@ -68,32 +68,32 @@ class _Piece(NamedTuple):
 
 @dataclass
 class _Section:
-    """A lane's section of a source, from ``low / of`` to ``high / of``, in which borders move by ``step / passes`` of a
-    sample from pass to pass, modulo 1; ``latest`` is what was last looked for."""
+    """A lane's section of a source, from ``low / divisor`` to ``high / divisor``. Its borders move by ``step / passes``
+    of a sample from pass to pass, modulo 1; ``latest`` is what was last looked for."""
 
     low: int
     high: int
-    of: int
+    divisor: int
     step: int
     passes: int
     latest: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
 
     def before(self, number: int) -> int:
         """Returns the samples that the lane gives of the passes before one."""
-        until = partial(_floor_sum, number, self.of * self.passes, self.step * self.of)
+        until = partial(_floor_sum, number, self.divisor * self.passes, self.step * self.divisor)
         return until(self.high * self.passes) - until(self.low * self.passes)
 
     def around(self, number: int) -> tuple[int, int, int, int, int]:
         """Returns the pass of the lane's sample with a number: the first number in it, the end of them, the pass, its
         first sample, and the end of its samples."""
-        guess, reach = number * self.of // (self.high - self.low), 0
+        guess, reach = number * self.divisor // (self.high - self.low), 0
         while not self.before(max(0, guess - reach)) <= number < self.before(guess + reach + 1):
             reach += reach + 1
         passes = range(max(0, guess - reach), guess + reach + 1)
         at = passes[bisect.bisect_right(passes, number, 1, key=self.before) - 1]
 
-        moved = self.step * at % self.passes * self.of
-        low, high = ((end * self.passes + moved) // (self.of * self.passes) for end in (self.low, self.high))
+        moved = self.step * at % self.passes * self.divisor
+        low, high = ((end * self.passes + moved) // (self.divisor * self.passes) for end in (self.low, self.high))
         first = self.before(at)
         self.latest = first, first + high - low, at, low, high
         return self.latest
@@ -164,10 +164,10 @@ class MixtureInLanes(MixtureOrder):
 
         for source, own in zip(sources.tolist(), (found - self._starts[sources]).tolist(), strict=True):
             sections = partial(self._section, epoch, source)
-            least = bisect.bisect_left(all_lanes, own, key=lambda each: sections(each).high // sections(each).of)
+            least = bisect.bisect_left(all_lanes, own, key=lambda each: sections(each).high // sections(each).divisor)
             for lane in all_lanes[least:]:
                 section = sections(lane)
-                if section.low // section.of > own:
+                if section.low // section.divisor > own:
                     break
                 number, end = int(begins[lane, source]), int(ends[lane, source])
                 while number < end:
@@ -178,9 +178,9 @@ class MixtureInLanes(MixtureOrder):
 
         columns = np.array(rows, np.int64).reshape(-1, 7).T
         numbers = self._ordered(columns[:5], np.arange(len(rows)), columns[6], inverse=True) + columns[5]
-        of, lanes = columns[:2]
-        here = (begins[lanes, of] <= numbers) & (numbers < ends[lanes, of])
-        return self._positions(epoch, of[here], lanes[here], numbers[here])
+        sources, lanes = columns[:2]
+        here = (begins[lanes, sources] <= numbers) & (numbers < ends[lanes, sources])
+        return self._positions(epoch, sources[here], lanes[here], numbers[here])
 
     def _had(self, epoch: int, position: int) -> Int64s:
         """See :meth:`MixtureOrder._had`."""
@@ -248,7 +248,7 @@ class MixtureInLanes(MixtureOrder):
         for (start, stretch), end in zip(starts, [*(start for start, _ in starts[1:]), turn.end], strict=True):
             begun = self._turns_before(epoch, start)
             had = pieces[-1].counts(begun) if pieces else had
-            if self.shares.is_run:  # which has room, also for lanes that begin with an epoch
+            if self.shares.is_run:  # it has room for lanes that begin with an epoch, too
                 period = self.shares.samples(0)
                 begins = np.arange(self._count) * ((stretch.end - start) // self._count // period * period)
                 begins += -(-start // period) * period
@@ -296,29 +296,29 @@ class MixtureInLanes(MixtureOrder):
     def _new_section(self, epoch: int, source: int, lane: int) -> _Section:
         turn, size = self.shares.turn(epoch)[0], int(self.shares.sizes[source])
         if self.shares.batch is not None:
-            of = self.lanes.count
-            ends = lane, min(lane + 1, of)
+            divisor = self.lanes.count
+            ends = lane, min(lane + 1, divisor)
         elif self.shares.is_run:
-            of = self.shares.samples(0)
+            divisor = self.shares.samples(0)
             length = int(self._each(epoch)[0])
             ends = lane * length, (lane + 1) * length
         else:
-            of, had = max(1, int(turn.counts[source])), self._laid(epoch)[-1].had[:, source]
+            divisor, had = max(1, int(turn.counts[source])), self._laid(epoch)[-1].had[:, source]
             ends = int(had[:lane].sum()), int(had[: lane + 1].sum())
-        high = of if lane == self.lanes.count else ends[1]
+        high = divisor if lane == self.lanes.count else ends[1]
         passes = _MOST if self.shares.is_run else -(-int(turn.counts[source]) * self.shares.unit // size)
         step = int(passes * _STEP) or 1
         while math.gcd(step, passes) > 1:
             step += 1
-        return _Section(size * ends[0], size * high, of, step, passes)
+        return _Section(size * ends[0], size * high, divisor, step, passes)
 
 
-def _floor_sum(count: int, of: int, step: int, start: int) -> int:
-    """Returns the sum of ``(start + step * j) // of`` over j below a count, in O(log count)."""
+def _floor_sum(count: int, divisor: int, step: int, start: int) -> int:
+    """Returns the sum of ``(start + step * j) // divisor`` over j below a count, in O(log count)."""
     found = 0
     while count:
-        found += count * (count - 1) // 2 * (step // of) + count * (start // of)
-        step, start = step % of, start % of
-        count, start = divmod(start + step * count, of)
-        of, step = step, of
+        found += count * (count - 1) // 2 * (step // divisor) + count * (start // divisor)
+        step, start = step % divisor, start % divisor
+        count, start = divmod(start + step * count, divisor)
+        divisor, step = step, divisor
     return found

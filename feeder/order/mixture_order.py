@@ -61,7 +61,7 @@ class MixtureOrder(Order):
         self._window = shuffle.window if isinstance(shuffle, Lanes) else getattr(shuffle, "samples", 1 << 62)
         self._at_once = 0 if isinstance(shuffle, Window) else self._window  # samples of a section without shards
         sections = len(shares.names) * (self.lanes.count + 1 if self.lanes else 1)
-        self._keys: Recent[bytes] = Recent(2 * sections + _KEPT)  # of two passes or windows
+        self._keys: Recent[bytes] = Recent(2 * sections + _KEPT)  # keys of two passes or windows
         self._shards: Recent[ShardTurns] = Recent(sections)
 
     def with_seed(self, seed: int) -> MixtureOrder:
@@ -144,8 +144,8 @@ class MixtureOrder(Order):
     def _in_passes(self, sources: Int64s, passes: Int64s, places: Int64s, *, inverse: bool = False) -> Int64s:
         """Returns the samples at places of passes, int64 [N] each; or their places, if ``inverse``."""
         pairs, groups = np.unique(sources * PASSES + passes, return_inverse=True)
-        of, at = np.divmod(pairs, PASSES)
-        sections = np.stack([of, np.full_like(of, _ALL), at, np.zeros_like(of), self.shares.sizes[of]])
+        source, at = np.divmod(pairs, PASSES)
+        sections = np.stack([source, np.full_like(source, _ALL), at, np.zeros_like(source), self.shares.sizes[source]])
         return self._ordered(sections, groups, places, inverse=inverse)
 
     def _ordered(

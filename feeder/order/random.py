@@ -20,7 +20,7 @@ class Stream:
     SUBSTITUTE = 65_534
     MIXUP = SUBSTITUTE
     CUTMIX = 65_533
-    PICK = 65_532  # of one of several ops that mix a batch
+    PICK = 65_532  # the choice of one of several ops that mix a batch
     COLLATE = 65_531  # seeds for functions that collate
     BUCKET = 65_530
     BUCKET_SEQUENCE = 65_529

@@ -29,7 +29,7 @@ class Recent(Generic[_T]):
 
     def get_all(self, keys: Sequence[Hashable], make: Callable[[Sequence[Any]], Iterable[_T]]) -> list[_T]:
         """Returns the results that are kept under keys, and new ones for the others, which are made at once."""
-        used, before = self._used, self._before  # which other threads may replace
+        used, before = self._used, self._before  # other threads may replace both attributes
         with contextlib.suppress(KeyError):
             return [used[key] for key in keys]
         found = {key: kept[key] for kept in (before, used) for key in keys if key in kept}

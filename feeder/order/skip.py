@@ -89,7 +89,7 @@ class Skip:
             epoch: The epoch.
             ids: int64 [N], the samples of :attr:`ids` as the order knows them.
         """
-        ranges = [(first, min(end, order.samples_in(epoch))) for of, first, end in self.spans if of == epoch]
+        ranges = [(first, min(end, order.samples_in(epoch))) for at, first, end in self.spans if at == epoch]
         gaps = Gaps(order.positions(epoch, ids), ranges) if len(ids) or ranges else None
         return gaps or None
 

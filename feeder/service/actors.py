@@ -32,7 +32,7 @@ _log = logging.getLogger("feeder")
 NAMESPACE = "feeder"
 _ANNOUNCE_S = 1.0
 _SILENCE_S = 5.0
-_COPIES = 8  # of the addresses, each at another server
+_COPIES = 8  # servers that each hold a copy of the addresses
 _START_S, _AGAIN_S = 240.0, 30.0  # for a server to start on a busy machine, and until it is looked at or tried again
 _FORGET_S = 600.0  # after which a node that is lost is not shown any more
 

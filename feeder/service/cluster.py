@@ -190,7 +190,7 @@ def stop(name: str = "feeder", *, address: str = "auto") -> None:
     """
     with joined(address) as ray:
         if not _end(ray, name):
-            _registry(ray, name)  # which says that there is none
+            _registry(ray, name)  # raises the error that there is none
 
 
 def directory(name: str, *, address: str = "auto") -> dict[str, Any]:

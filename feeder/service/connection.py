@@ -15,8 +15,8 @@ from feeder.service.part_queue import Task
 _HELLO_S = 5.0  # for the token
 _FRAME_S = 30.0  # for a frame that has begun
 _SILENCE_S = 10.0  # 40 heartbeats
-_LEAST_BYTES_PER_S = 64 << 10  # of what is being sent
-_MOST_UNREAD_BYTES = 1 << 20  # of answers that are no parts; no more is taken from a client that does not read them
+_LEAST_BYTES_PER_S = 64 << 10  # a client that takes what is sent more slowly is dropped
+_MOST_UNREAD_BYTES = 1 << 20  # of answers without parts; nothing is read from a client that leaves more unread
 _LINGER = struct.pack("ii", 1, 0)
 
 

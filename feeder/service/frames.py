@@ -77,7 +77,7 @@ class Kind(enum.IntEnum):
 # Most bytes of JSON and of the payload, by kind; other kinds are refused.
 Limits = Mapping[int, tuple[int, int]]
 
-CLIENT_LIMITS: Limits = {  # of what a client sends
+CLIENT_LIMITS: Limits = {  # what a client may send
     Kind.HELLO: (_SMALL, 0),
     Kind.WORK: (_SMALL, MOST_WORK_BYTES),
     Kind.PART: (_SMALL, _MOST_ROWS_BYTES),
@@ -86,8 +86,8 @@ CLIENT_LIMITS: Limits = {  # of what a client sends
     Kind.HEARTBEAT: (_SMALL, 0),
     Kind.STATUS: (_SMALL, 0),
 }
-UNAUTHENTICATED_LIMITS: Limits = {Kind.HELLO: CLIENT_LIMITS[Kind.HELLO]}  # of what a client sends before the token
-SERVER_LIMITS: Limits = {  # of what a server sends
+UNAUTHENTICATED_LIMITS: Limits = {Kind.HELLO: CLIENT_LIMITS[Kind.HELLO]}  # what a client may send before the token
+SERVER_LIMITS: Limits = {  # what a server may send
     Kind.WELCOME: (_SMALL, 0),
     Kind.REFUSED: (_TEXT, 0),
     Kind.ACCEPTED: (_SMALL, 0),
@@ -115,7 +115,7 @@ class Frame(NamedTuple):
 @functools.cache
 def peer_versions() -> Mapping[str, Any]:
     """Returns the versions that both sides must have: of this protocol, and of all that decides about pixels."""
-    from feeder.shard.write.attempt import writer_versions  # which the processes that make parts do not need
+    from feeder.shard.write.attempt import writer_versions  # processes that make parts do not need it
 
     return {**writer_versions(), "protocol": _PROTOCOL}
 
@@ -187,7 +187,7 @@ class Receiver:
         self._steps = self._parse()
 
     def drop_payload(self) -> None:
-        """Has the rest of the payload that is being received dropped: its buffers are not touched again."""
+        """Drops the rest of the payload that is being received: its buffers are not touched again."""
         if self._payload:
             self._dropped += sum(len(each) for each in self._todo)
             self._todo.clear()

@@ -18,10 +18,10 @@ from feeder.service.part_memory import PartMemory, WorkSize
 from feeder.service.part_queue import Task
 from feeder.system.process_usage import stat_fields
 
-NUMBER_BYTES = 24  # of a sample: position, id, repeats
+NUMBER_BYTES = 24  # a sample's position, id and repeats
 _TARGET = "feeder.service.part_maker:part_maker"
 _HANG_S = 120.0
-_WORKS = 16  # that a process keeps open
+_WORKS = 16  # works that a process keeps open
 _MOST_FAILED_STARTS = 5
 
 

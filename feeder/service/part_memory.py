@@ -32,7 +32,7 @@ from feeder.system.arrays import Size, aligned
 from feeder.system.checks import check_int
 from feeder.system.cores import available_bytes
 
-PART_BYTES = 64 << 20  # of a large part; of these there is memory for two for each core
+PART_BYTES = 64 << 20  # a large part; there is memory for two of them for each core
 _UNIT, _CLASS_BITS = 1 << 16, 4  # sizes differ by a sixteenth at least, or few pieces would be used again
 _ALLOCATED_AT_ONCE = 1 << 20  # see Region
 

@@ -56,7 +56,7 @@ class Roots:
         self._is_confined = False
 
     def confine(self) -> None:
-        """Has this process read no other files from now on, whatever links lie in sets."""
+        """Refuses, from now on and in this process, all other files, whatever links lie in sets."""
         confine(self._folders or [os.devnull])
         self._is_confined = True
 

@@ -16,10 +16,10 @@ from feeder.service.part_memory import PartMemory, Result, ResultWindow, WorkSiz
 from feeder.service.part_queue import PartQueue, Task
 from feeder.service.server_options import ServerOptions
 
-_KNOWN_WORKS, _WORK_BYTES = 256, 256 << 20  # that are kept while nobody uses them
-_MOST_WORK_BYTES = 1 << 30  # of all
-_EARLIER_JOBS = "(earlier jobs)"  # whose counts are added up
-_MOST_JOBS = 256  # that are counted by name: in months a service has many
+_KNOWN_WORKS, _WORK_BYTES = 256, 256 << 20  # works that are kept while nobody uses them, and their bytes
+_MOST_WORK_BYTES = 1 << 30  # the most bytes of all works
+_EARLIER_JOBS = "(earlier jobs)"  # the name under which their counts are added up
+_MOST_JOBS = 256  # jobs that are counted by name: in months a service has many
 _COUNTED = ("parts", "images", "failed")
 
 

@@ -41,8 +41,8 @@ from feeder.system.process_usage import cpu_seconds_of
 
 _log = logging.getLogger("feeder")
 _MOST_CLIENTS, _MOST_NEW = 4096, 64
-_FEWEST_CLIENTS, _OWN_DESCRIPTORS = 16, 64  # of the server, and four for each process
-_CPU_S = 0.1  # that its times are good for: each is a file to read
+_FEWEST_CLIENTS, _OWN_DESCRIPTORS = 16, 64  # descriptors of the server; each process takes four more
+_CPU_S = 0.1  # CPU times are read again after this: each is a file
 _AWAY_S = 1.0  # without a look at the sockets: silence does not count then
 
 
@@ -77,14 +77,14 @@ class Server:
         self._wake_write = wake_write
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._clients: set[Client] = set()
-        self._unauthenticated: dict[Client, None] = {}  # who have not said the token, the oldest first
+        self._unauthenticated: dict[Client, None] = {}  # clients that have not sent the token, the oldest first
         self._dropped = self._messages = 0
         self._cpu = (0.0, 0.0)  # when it was looked at, and how much it was
         self._is_stopped = threading.Event()
         self._began_s = time.monotonic()
 
     def stop(self) -> None:
-        """Has :meth:`run` return soon; for any thread."""
+        """Makes :meth:`run` return soon; any thread may call it."""
         self._is_stopped.set()
         with contextlib.suppress(OSError):
             self._wake_write.send(b".")
@@ -126,7 +126,7 @@ class Server:
                 for key, events in self._selector.select(0.01 if unsent else max(0.0, next_s - now)):
                     self._serve(key.fileobj, key.data, events)
                 if unsent:
-                    scheduler.makers.wait(0)  # which sends what fits now
+                    scheduler.makers.wait(0)  # sends what fits now
                 scheduler.give_out()
                 while scheduler.changed:
                     self._talk(scheduler.changed.pop(), 0)

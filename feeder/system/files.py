@@ -100,7 +100,7 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def confine(folders: Iterable[str]) -> None:
-    """Has :func:`open_regular` and :func:`scan_folder` refuse, from now on and in this process, what does not lie below
+    """Confines :func:`open_regular` and :func:`scan_folder`, from now on and in this process, to what lies below
     these folders or earlier ones, after links were followed: for processes that read for others."""
     _confined_to.update(map(os.path.realpath, folders))
 

@@ -67,7 +67,7 @@ class AllowedFunctions:
             )
         try:
             found: Callable[..., Any] = _attribute(importlib.import_module(module), rest)
-        except Exception as error:  # of the module itself
+        except Exception as error:  # the module may raise anything
             raise ArgumentError(f"module {module!r} can't be imported here: {error}") from error
         # That rules out what the module has imported itself, such as "augment:os.system".
         if not callable(found) or _name(found) != name:

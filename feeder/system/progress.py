@@ -106,7 +106,7 @@ def terminal_progress(quiet: bool) -> Progress:
     return BarProgress(sys.stderr) if sys.stderr.isatty() or _in_notebook() else LineProgress(sys.stderr)
 
 
-_COLUMNS = 80  # where the width is unknown
+_COLUMNS = 80  # the width, where it is unknown
 
 
 def _in_notebook() -> bool:

@@ -79,7 +79,7 @@ _SETTING = "RAY_DEDUP_LOGS_SKIP_REGEX"  # read when Ray is imported; log_to_driv
 
 @contextlib.contextmanager
 def quiet_ray() -> Iterator[None]:
-    """Has Ray print no messages of its cluster, such as a node's death, if the block is the first to import it.
+    """Silences Ray's messages of its cluster, such as a node's death, if the block is the first to import Ray.
 
     A program that has imported Ray before, or has the setting already, keeps its own way.
     """

@@ -58,7 +58,7 @@ class DeviceLog:
         self._sinks = sinks
         self._every = every
         self._device = torch.device(device) if device is not None else None
-        self._dtypes: dict[str, torch.dtype | None] | None = None  # of the scalars on the device, None for the others
+        self._dtypes: dict[str, torch.dtype | None] | None = None  # dtypes of scalars on the device; None: elsewhere
         self._rows: list[tuple[int, dict[str, Any]]] = []
         self._on_the_way: collections.deque[_Interval] = collections.deque()
         self._closed = False

@@ -179,7 +179,7 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
             "this state is of another set; or of a Subset, of several sets, or of one opened with labels=, classes= or "
             f"target_transform=: {_BY_HAND}"
         )
-    dataset = FeederDataset(reader, recipe, ())  # which a recipe with ops on targets alone does not open
+    dataset = FeederDataset(reader, recipe, ())  # open_dataset() would refuse the recipe's ops on targets
 
     buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))
     sizes: Buckets | PadToBatch | None = None if buckets is None else Buckets(sizes=buckets)

@@ -10,7 +10,7 @@ from feeder.errors import ArgumentError
 from feeder.system.checks import check_number, check_one_of
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
-BASE_FILTERS = ("bilinear", "bicubic")  # that a base path may have
+BASE_FILTERS = ("bilinear", "bicubic")  # filters that a base path may have
 DRAWN = "random"  # in place of an interpolation: one of these, drawn; ``bicubic`` of the draws is its number
 _PILLOW_INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _PADDING_MODES = ("constant", "edge", "reflect", "symmetric")

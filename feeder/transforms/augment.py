@@ -58,7 +58,7 @@ TIMM_AUGMENTATIONS = (
     "TranslateY",
 )
 _SECTION = re.compile(r"(mstd|mmax|inc|m|n|p)(\d+(?:\.\d+)?|inf)")
-_LEVELS = 10.0  # of timm's strengths
+_LEVELS = 10.0  # timm's strengths go from 0 to this
 
 
 @dataclass(frozen=True, init=False)

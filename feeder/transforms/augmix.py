@@ -14,7 +14,7 @@ from feeder.transforms.augment import AUGMENTATIONS, strengths
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
 _BINS = 10
-_MOST_DEPTH = 3  # of chains of random depth
+_MOST_DEPTH = 3  # ops of a chain of random depth
 # torchvision's order; with all_ops=False the first nine.
 _KINDS = np.array(
     [AUGMENTATIONS.index(kind) for kind in (*AUGMENTATIONS[1:6], *AUGMENTATIONS[10:14], *AUGMENTATIONS[6:10])]

@@ -151,7 +151,7 @@ class AutoAugment(Op):
     def __init__(
         self, policy: object = AutoAugmentPolicy.IMAGENET, interpolation: object = "nearest", fill: object = None
     ) -> None:
-        name = getattr(policy, "value", policy)  # of both enums
+        name = getattr(policy, "value", policy)  # torchvision's enum and feeder's have a value
         check_one_of("policy", name, _POLICIES)
         self._set(policy=name, interpolation=check_warp_interpolation(interpolation), fill=check_fill(fill))
 

@@ -72,7 +72,7 @@ def kept_generators() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keyed_generators(key: int) -> Iterator[None]:
-    """Has the global generators draw by a key of 64 bits, and leaves them as they are now."""
+    """Seeds the global generators by a key of 64 bits for the context; restores their states afterwards."""
     with kept_generators():
         _seed_generators(key)
         yield
@@ -251,7 +251,7 @@ def _as_array(result: Any) -> AnyArray:
     if torch is not None and isinstance(result, torch.Tensor):
         plain = result.detach().as_subclass(torch.Tensor)
         result = (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
-    elif hasattr(result, "getbands"):  # of Pillow's images
+    elif hasattr(result, "getbands"):  # Pillow's images have it
         pixels = np.asarray(result)
         result = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     if not isinstance(result, np.ndarray):

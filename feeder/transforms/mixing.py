@@ -78,7 +78,7 @@ class BatchOp(ABC):
     num_classes: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", float(self.alpha))  # of numpy's, too: states are JSON
+        object.__setattr__(self, "alpha", float(self.alpha))  # numpy's floats become Python's: states are JSON
         check_positive("alpha", self.alpha)
         object.__setattr__(self, "num_classes", check_int("num_classes", self.num_classes, 1, or_none=True))
 

@@ -325,6 +325,6 @@ class RandomErasing(Op):
             "j": place[:, 1],
             "h": sides[:, 0],
             "w": sides[:, 1],
-            "key": uniforms.keys() if self.value is None else np.zeros(len(sizes), np.uint64),  # of the noise
+            "key": uniforms.keys() if self.value is None else np.zeros(len(sizes), np.uint64),  # the noise's key
         }
         return Drawn(params, sizes)

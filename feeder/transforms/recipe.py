@@ -141,7 +141,7 @@ class Recipe:
             return transform
         recipe = cls(tuple(_flatten(transform)))
         recipe.check()
-        if not isinstance(transform, Compose):  # which was checked when it was made
+        if not isinstance(transform, Compose):  # a Compose has warned when it was made
             recipe._warn_of_scales()
         return recipe
 
@@ -498,7 +498,7 @@ class _Base:
         whole = np.concatenate([np.zeros_like(sizes), sizes[:, ::-1]], axis=1)
         self._source: FloatArray = whole.astype(np.float64)
         self._support: IntArray = whole
-        self._size = sizes  # of the image, at (left, top) in the canvas
+        self._size = sizes  # the image's, at (left, top) in the canvas
         self._start = np.zeros_like(sizes)
         self._canvas = sizes
         self._flip = np.zeros(len(sizes), np.bool_)
@@ -589,7 +589,7 @@ def _flatten(transform: object) -> list[Op]:
             f"{transform} works on assembled batches, not on images; give it to DataLoader(mix=...), or several in a "
             "list, of which each batch gets one"
         )
-    if isinstance(reason := getattr(transform, "why_alone", None), str):  # of Views
+    if isinstance(reason := getattr(transform, "why_alone", None), str):  # Views has such a reason
         raise ArgumentError(reason)
     found = " ".join(repr(transform).split())  # torchvision's Compose has a line for each op
     raise ArgumentError(

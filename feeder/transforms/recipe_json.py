@@ -21,7 +21,7 @@ _BUCKET, _BY_EPOCH, _VIEWS, _LAMBDA = "BUCKET", "ByEpoch", "Views", "Lambda"
 
 # Of a recipe that comes from elsewhere: what takes longer keeps others waiting for the core that makes it.
 _MOST_OPS, _DEEPEST, _MOST_SIDE = 256, 8, 1 << 14
-_LEAST_SIDE = 1024.0  # that ops make larger by a factor, whatever images there are
+_LEAST_SIDE = 1024.0  # pixels: the least side that an image counts with before ops enlarge it
 _MOST_OF = {"kernel_size": 511, "num_magnitude_bins": 1024, "trials": 1000}
 _OPS_OF = ("num_ops", "mixture_width", "chain_depth")
 _SIDES = ("max_size", "min_size", "size", "target_size")

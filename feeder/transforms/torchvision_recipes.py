@@ -482,7 +482,7 @@ def _same(op: Any, name: str, state: _State) -> _State:
     kind = _SAME[name]
     taken = {each: getattr(op, each) for each in inspect.signature(kind).parameters if hasattr(op, each)}
     if not is_tensor:
-        taken.pop("antialias", None)  # of no effect on Pillow images
+        taken.pop("antialias", None)  # it has no effect on Pillow images
     elif "antialias" in taken:
         taken["antialias"] = bool(taken["antialias"])  # None is torchvision's False
     made = kind(**taken)

@@ -44,7 +44,7 @@ class Views:
     def __init__(self, transforms: Sequence[Any]) -> None:
         if not isinstance(transforms, (list, tuple)) or not transforms:
             raise ArgumentError(f"Views takes a list of at least one recipe, got {transforms!r}")
-        known: dict[int, Recipe] = {}  # of [a] * 6, which is checked once
+        known: dict[int, Recipe] = {}  # a recipe that is listed several times is checked once
         for number, transform in enumerate(transforms):
             if isinstance(transform, Views):
                 raise ArgumentError(f"view {number} of Views is a Views; list its recipes themselves")

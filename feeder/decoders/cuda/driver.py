@@ -23,7 +23,7 @@ LIBRARY = "libcuda.so.1"
 # What nvcc 13 makes needs a driver of 580 or newer, which tells of itself that it is of CUDA 13.0.
 _LEAST_VERSION, _LEAST_DRIVER = 13000, "580"
 _LEAST_CAPABILITY = (7, 5)
-_MAJOR, _MINOR = 75, 76  # of CUdevice_attribute
+_MAJOR, _MINOR = 75, 76  # members of CUdevice_attribute
 # Codes of CUresult that say what to do.
 _REASONS = {
     209: " (this build has no code for the GPU)",

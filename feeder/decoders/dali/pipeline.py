@@ -191,7 +191,7 @@ def import_dali() -> Any:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its dependencies' old idioms
+            warnings.simplefilter("ignore")  # DALI's dependencies use old idioms
             import nvidia.dali
             import nvidia.dali.fn
             import nvidia.dali.types

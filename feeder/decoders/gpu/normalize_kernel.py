@@ -22,7 +22,7 @@ COMPILE: dict[str, Any] = {"enable_fp_fusion": True}
 
 
 @triton.jit
-def turned(turn, height, width):
+def turn_strides(turn, height, width):
     """Returns (origin, per_y, per_x): output pixel (y, x) is stored at origin + per_y * y + per_x * x (Note [Turns]).
 
     Each of the eight turns is such a sum, so an image's turn is three numbers and no branch.
@@ -39,18 +39,21 @@ def turned(turn, height, width):
 
 @triton.jit
 def _gray(red, green, blue):
+    # Pillow's luma: 0.299, 0.587 and 0.114 in 16 bits, rounded.
     weighted = red.to(tl.int32) * 19595 + green.to(tl.int32) * 38470 + blue.to(tl.int32) * 7471
     return ((weighted + 32768) >> 16).to(tl.float32)
 
 
 @triton.jit
 def _blend(value, target, factor, step):
+    """Blends a channel with a target, rounded down to a level, as Pillow does; step 0 leaves it as it is."""
     blended = tl.floor(tl.minimum(tl.maximum(target + factor * (value - target), 0.0), 255.0))
     return tl.where(step == 0, value, blended)
 
 
 @triton.jit
 def _color(red, green, blue, step, factor, mean):
+    """Takes one color step: 1 blends with black (brightness), 2 with the mean (contrast), 3 with gray (saturation)."""
     target = tl.where(step == 2, mean, tl.where(step == 1, 0.0, _gray(red, green, blue)))
     return _blend(red, target, factor, step), _blend(green, target, factor, step), _blend(blue, target, factor, step)
 
@@ -110,8 +113,9 @@ def _pixels_kernel(
     mask = pixel < HEIGHT * WIDTH
     source = pixel
     if TURN:
-        origin, per_y, per_x = turned(tl.load(turns + image).to(tl.int32), HEIGHT, WIDTH)
+        origin, per_y, per_x = turn_strides(tl.load(turns + image).to(tl.int32), HEIGHT, WIDTH)
         source = origin + per_y * (pixel // WIDTH) + per_x * (pixel % WIDTH)
+
     red, green, blue = _load_pixel(images, image, source, HEIGHT * WIDTH, mask, NCHW)
     if STEPS > 0:
         mean = tl.load(means + image)
@@ -119,6 +123,7 @@ def _pixels_kernel(
             step = tl.load(steps + image * STEPS + number)
             factor = tl.load(factors + image * STEPS + number)
             red, green, blue = _color(red, green, blue, step, factor, mean)
+
     if AFFINE:
         red = red * tl.load(scale) + tl.load(bias)
         green = green * tl.load(scale + 1) + tl.load(bias + 1)
@@ -147,19 +152,19 @@ def _elements_kernel(
     offset = by_channel(bias, channel, AFFINE)
 
     for number in tl.static_range(IMAGES):
-        image = tl.minimum(tl.program_id(1) * IMAGES + number, count - 1)  # past the last the same is done again
+        image = tl.minimum(tl.program_id(1) * IMAGES + number, count - 1)  # past the end, the last one again
         start = images + image.to(tl.int64) * (HEIGHT * WIDTH * 3)
         turn = 0
         if TURN:
             turn = tl.load(turns + image).to(tl.int32)
         if NCHW:
-            origin, per_y, per_x = turned(turn, HEIGHT, WIDTH)
+            origin, per_y, per_x = turn_strides(turn, HEIGHT, WIDTH)
             source = per_y * y + (per_x * x + (channel * (HEIGHT * WIDTH) + origin))
             level = tl.load(start + source, mask=mask, other=0)
-        elif turn == 0:  # then whole vectors are loaded
+        elif turn == 0:  # the common case: whole vectors are loaded
             level = tl.load(start + element, mask=mask, other=0)
         else:
-            origin, per_y, per_x = turned(turn, HEIGHT, WIDTH)
+            origin, per_y, per_x = turn_strides(turn, HEIGHT, WIDTH)
             source = 3 * per_y * y + (3 * per_x * x + (channel + 3 * origin))
             level = tl.load(start + source, mask=mask, other=0)
         value = level.to(tl.float32)
@@ -177,12 +182,14 @@ def _gray_sum_kernel(
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = pixel < pixels
     red, green, blue = _load_pixel(images, image, pixel, pixels, mask, NCHW)
-    before = 1
+
+    before = 1  # 0 from the contrast step on: its mean is that of the image as it is by then
     for number in tl.static_range(STEPS):
         step = tl.load(steps + image * STEPS + number)
         factor = tl.load(factors + image * STEPS + number)
         before = tl.where(step == 2, 0, before)
         red, green, blue = _color(red, green, blue, step * before, factor, 0.0)
+
     gray = tl.where(mask, _gray(red, green, blue).to(tl.int32), 0)
     tl.atomic_add(sums + image, tl.sum(gray, 0).to(tl.int64))
 
@@ -197,7 +204,7 @@ def on_device(values: torch.Tensor | None, dtype: torch.dtype, like: torch.Tenso
 
 
 def or_nothing(values: torch.Tensor | None, like: torch.Tensor) -> Any:
-    """A pointer that the kernel does not follow, in place of None."""
+    """Returns the values; in place of None, a pointer that the kernel does not follow."""
     return like if values is None else values
 
 

@@ -87,7 +87,7 @@ class DeviceFeed(Generic[_T]):
             item, batch = self._next
             try:
                 copied = self._copy(item, batch)
-            except Exception:  # of memory, mostly: there may be enough when those that are there have been used
+            except Exception:  # mostly for want of memory, which comes free as batches are used
                 if not self._ready:
                     raise
                 break

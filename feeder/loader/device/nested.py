@@ -9,12 +9,12 @@ import torch
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """The same structure with its tensors on the device; copies do not wait."""
+    """Returns the same structure with its tensors on the device; the copies may still be under way."""
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def map_tensors(value: Any, function: Callable[[Any], Any], kind: type = torch.Tensor) -> Any:
-    """The same structure with a function of each of its tensors, or objects of another kind, in their places."""
+    """Returns the same structure with each of its tensors, or objects of another kind, replaced by a function of it."""
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, tuple):
@@ -28,7 +28,7 @@ def map_tensors(value: Any, function: Callable[[Any], Any], kind: type = torch.T
 
 
 def tensors_in(value: Any, kind: type = torch.Tensor) -> Iterator[Any]:
-    """Yields the tensors in it, or objects of another kind, in their order."""
+    """Yields the tensors in a structure, or objects of another kind, in their order."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, (tuple, list)):

@@ -111,7 +111,7 @@ class BatchWorkers(Supervisor[GenericWorker]):
         return worker
 
     def begin_epoch(self, shared_seed: int | None, check: Callable[[], object]) -> None:
-        """Has all workers begin another epoch, and drops the batches of the last one.
+        """Starts another epoch in all workers, and drops the batches of the last one.
 
         Args:
             shared_seed: The workers' shared seed.

@@ -36,7 +36,7 @@ class GenericPath:
     def __init__(self, num_workers: int) -> None:
         self.meters = GenericMeters(num_workers)
         self._loaded: dict[str, Any] | None = None
-        self._source: HereIterator | GenericProgress | None = None  # of states
+        self._source: HereIterator | GenericProgress | None = None  # what states are taken from
         self._iterator: weakref.ref[HereIterator | WorkersIterator] | None = None
         self._prepared: HereIterator | WorkersIterator | None = None
         self._seeds = SeedChain()
@@ -58,7 +58,7 @@ class GenericPath:
         iterator: Any = self._prepared
         self._prepared = base_seed = None
         if self._loaded is not None and (sampler := epoch_is_over(self._loaded)) is not None:
-            if loader.persistent_workers:  # of which each epoch but the first goes without a draw
+            if loader.persistent_workers:  # with them, only the first epoch draws a seed
                 base_seed = sampler.get("_base_seed")
             else:
                 draw_seed(loader.generator)  # as the finished epoch did
@@ -70,7 +70,7 @@ class GenericPath:
             loader._iterator = None
         if self._loaded is not None:
             iterator = self._new(loader, options)
-        if iterator is None or iterator.finished:  # of a state that was taken at the end of an epoch
+        if iterator is None or iterator.finished:  # the state was taken at the end of an epoch
             iterator = loader._iterator
             if iterator is None:
                 iterator = self._new(loader, options, base_seed)

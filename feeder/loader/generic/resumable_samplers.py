@@ -71,7 +71,7 @@ class _ResumableIterator(abc.ABC):
         return {"yielded": self._yielded, "generator": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._start = state["generator"].cpu()  # which a checkpoint may have been mapped from
+        self._start = state["generator"].cpu()  # torch.load(map_location=...) may have moved it
         self._indices = None
         _pass_over(self._begun(), state["yielded"])
         self._yielded = state["yielded"]

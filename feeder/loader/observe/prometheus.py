@@ -67,7 +67,7 @@ def _begin_anew() -> None:
     servers = list(_servers.values())
     _servers.clear()
     for server in servers:
-        server._server.socket.close()  # whose copy here would keep the port taken
+        server._server.socket.close()  # the child's copy would keep the port taken
 
 
 os.register_at_fork(after_in_child=_begin_anew)

@@ -20,7 +20,7 @@ NO_SLOTS = {"total": 0, "held": 0, "making": 0, "ready": 0}
 _NOTICEABLE = 0.05
 _PERCENTILES = (50, 90, 99)
 _MAKING = ("decode", "read", "fetch", "collate", "write")
-_ENTRIES = 10_000  # of substitutions
+_ENTRIES = 10_000  # the most substitutions that are listed
 
 
 def stage_table(words: Int64s) -> dict[str, dict[str, int]]:

@@ -67,7 +67,7 @@ class Slots:
         self.whole = self.region.array(np.uint8, (slots, slot_bytes))
         self.address = int(self.whole.__array_interface__["data"][0])
         self._free = deque(range(slots))
-        self._tokens: list[object | None] = [None] * slots  # of the leases that live
+        self._tokens: list[object | None] = [None] * slots  # the tokens of live leases
         # Filled by finalizers, which run at any moment and in any thread: appending to a deque is atomic.
         self._released: deque[tuple[int, Any]] = deque()
 

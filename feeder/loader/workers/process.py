@@ -64,7 +64,7 @@ _spawning = threading.Lock()
 
 @contextlib.contextmanager
 def _safe_imports() -> Iterator[None]:
-    """Has the processes that multiprocessing starts anew import nothing of the current folder meanwhile: see Note [The
+    """Keeps processes that multiprocessing starts in the context from importing the current folder: see Note [The
     current folder]."""
     with _spawning:
         util: Any = multiprocessing.util
@@ -119,7 +119,7 @@ class InContext:
                 "the functions that the loader is given at the top level of a module, or start workers with "
                 "multiprocessing_context='fork'"
             ) from error
-        except EOFError as error:  # of the fork server, whose limits are those of this process
+        except EOFError as error:  # the fork server has ended; it has the limits of this process
             limit = limit_reached(OSError(errno.EMFILE, ""))
             raise WorkerError(
                 "multiprocessing's fork server has ended as it was to start a worker; what it printed says why. If it "

@@ -90,6 +90,8 @@ def random_resized_crop(width: int, height: int, scale: tuple[float, float] = (0
             top = int(torch.randint(0, height - h + 1, (1,)).item())
             left = int(torch.randint(0, width - w + 1, (1,)).item())
             return left, top, left + w, top + h
+
+    # No drawn box fits: the largest in the middle, of the nearest ratio that is allowed.
     ratio = min(max(width / height, 3 / 4), 4 / 3)
     w, h = (width, round(width / ratio)) if width / height < 3 / 4 else (round(height * ratio), height)
     w, h = min(w, width), min(h, height)

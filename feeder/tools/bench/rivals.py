@@ -129,6 +129,14 @@ def _webdataset(task: RivalTask) -> Feed:
 def webdataset_sample(
     kinds: Collection[str], options: BenchOptions, classes: Mapping[str, int], fields: dict[str, Any]
 ) -> tuple[torch.Tensor, int]:
+    """Decodes a sample of the webdataset library, as :func:`preprocess` does; its label is -1 where it has none.
+
+    Args:
+        kinds: Names of the fields that hold images.
+        options: The options of the benchmark.
+        classes: Class numbers by name.
+        fields: The sample's fields by name.
+    """
     image = next(fields[name] for name in kinds if name in fields)
     label = label_text(fields.get("cls", b"-1")) or "-1"
     return preprocess(image, options), int(label) if label.lstrip("-").isdecimal() else classes.get(label, -1)
@@ -139,10 +147,10 @@ def _dali(task: RivalTask) -> Feed:
 
 
 def _dali_batches(task: RivalTask) -> Generator[tuple[torch.Tensor, Any], None, None]:
-    """Yields batches of images and labels of DALI on the CPU, used as its documentation shows it: its readers, its
-    decoder, its iterator for torch. Of shards, whose labels are text, without labels.
+    """Yields batches of images and labels by DALI on the CPU, used as its documentation shows it: its readers, its
+    decoder, its iterator for torch.
 
-    Of packed shards, the files in the task's folder take their place.
+    Labels of shards are None: they are text. In place of packed shards it reads the files in the task's folder.
     """
     # By name, as DALI's type hints don't cover this use.
     dali: Any = importlib.import_module("nvidia.dali")

@@ -16,7 +16,7 @@ _LIMITS = {
     "trainer": "the loop that takes the batches, not feeder",
 }
 
-_WIDE = 1.5
+_WIDE = 1.5  # max / min of a rival's runs from which on their difference is shown
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -58,7 +58,7 @@ def render(result: Mapping[str, Any]) -> str:
 
 
 def _verdict(result: Mapping[str, Any], most: str) -> list[str]:
-    """Returns what a reader wants to know first, if there is a rival."""
+    """Returns the first lines: feeder's rate against that of the fastest rival; [] without rivals."""
     rates = {name: rate[most]["median"] for name, rate in result["images_per_s"].items()}
     ours = rates.pop("feeder")
     if not rates:
@@ -80,10 +80,10 @@ def _doubts(result: Mapping[str, Any], most: str) -> list[str]:
     return [f"warning: {'; '.join(found)}: measure again on an idle machine, or with more --repeats"] if found else []
 
 
-def limit_of(result: Mapping[str, Any], count: str) -> str | None:
+def limit_of(result: Mapping[str, Any], workers: str) -> str | None:
     """Returns feeder's limit with a number of workers, and what would help on these images and this machine."""
-    more = "more workers" if int(count) < result.get("usable_cores", math.inf) else "more cores"
-    stage = result["bottleneck"].get(count)
+    more = "more workers" if int(workers) < result.get("usable_cores", math.inf) else "more cores"
+    stage = result["bottleneck"].get(workers)
     limit = {**_LIMITS, "decode": f"decoding: {more}"}.get(stage)
     is_of_files = result["kind"] == "folder" and stage in ("read", "decode")
     return f"{limit}, or shards in place of files" if is_of_files else limit

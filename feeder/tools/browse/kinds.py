@@ -39,7 +39,7 @@ ORDERS = {
     "tallest": "tallest first",
     "widest": "widest first",
 }
-_BOUNDS = {  # of a value: at least the one, and below the other
+_BOUNDS = {  # from the first value on, and below the second
     "small": (0, 64),
     "side-0": (0, 128),
     "side-128": (128, 256),

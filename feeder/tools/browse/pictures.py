@@ -128,7 +128,7 @@ class Pictures:
         if size is None:
             return Overlays(_CANVASES[0], {}, {})
         choices = [self._overlays(i, size, each) for each in ((canvas,) if canvas else _CANVASES)]
-        return max(choices, key=lambda each: len(each.drawn))  # of equals the first
+        return max(choices, key=lambda each: len(each.drawn))  # the first of equals
 
     def _overlays(self, i: int, size: tuple[int, int], canvas: str) -> Overlays:
         check_one_of("canvas", canvas, _CANVASES)

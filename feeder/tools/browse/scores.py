@@ -12,7 +12,7 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.table_rows import Row, table_rows
 from feeder.system.arrays import Float64s
 
-_NAMES = ("key", "id", "index")  # of the column that names the sample: as the pages, and a loader's fields, name it
+_NAMES = ("key", "id", "index")  # names of the column that names the sample
 
 
 def read_scores(path: str, keys: Iterable[str], samples: int) -> dict[str, Float64s]:
@@ -38,10 +38,12 @@ def read_scores(path: str, keys: Iterable[str], samples: int) -> dict[str, Float
             "keys 'key', or with their ids 'id'"
         )
 
+    # Rows come in any order, so values are kept by row, and put in the samples' order at the end.
     names = [*keys] if by == "key" else [*map(str, range(samples))]
-    rows = dict.fromkeys(names, -1)
-    columns = defaultdict[str, Float64s](lambda: np.full(samples + 1, np.nan))  # the last is of samples without a row
-    others = {"", *_NAMES}
+    rows = dict.fromkeys(names, -1)  # the row of each sample; -1: none
+    columns = defaultdict[str, Float64s](lambda: np.full(samples + 1, np.nan))  # the last: of samples without a row
+    others = {"", *_NAMES}  # columns that hold no numbers
+
     for number, row in enumerate(itertools.chain([first], table)):
         given, place = row.get(by), f"{path}: row {number + 1:,}: column"
         is_whole = isinstance(given, float) and given.is_integer()  # as pandas has ids if one is missing
@@ -60,7 +62,7 @@ def read_scores(path: str, keys: Iterable[str], samples: int) -> dict[str, Float
                 try:
                     columns[column][number] = float(value)
                 except (OverflowError, TypeError, ValueError):
-                    if column in columns:
+                    if column in columns:  # else the column's first value is text, and it is left out
                         raise SourceError(
                             f"{place} {column!r} holds {str(value)[:40]!r}, expected a number; leave it empty for a "
                             "sample without one"

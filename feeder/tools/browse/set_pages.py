@@ -22,11 +22,11 @@ from feeder.tools.browse.set_view import ClassRow, SampleChoice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
 
 ROWS_AT_ONCE = 60
-_EPOCHS = 8  # of which crops are shown
+_EPOCHS = 8  # epochs whose crops are shown
 _EPOCHS_OF_A_RUN = 1 << 32
 CLASSES_AT_ONCE = 120
 _CLASSES_AT_A_GLANCE = 24
-CLASSES_TO_CHOOSE = 1000  # of more, the page of classes leads to one
+CLASSES_TO_CHOOSE = 1000  # with more classes, the page of classes leads to one
 _MOST_BATCH = 1024
 _NO_PICTURE = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="192" height="192"><rect width="192" height="192" fill="#888"/>'

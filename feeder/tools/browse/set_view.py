@@ -27,11 +27,11 @@ from feeder.tools.browse.text_search import AT_ONCE, TextSearch
 from feeder.tools.presets import open_dataset
 
 _SHOWN_CHARS = 20_000
-_CHOICES = 8  # that are kept
+_CHOICES = 8  # choices that are kept
 _AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
 COUNTED = 5_000_000  # samples: of a larger set labels and sizes are not read
 MEASURED = 50_000  # images: of a larger folder sizes are not read, which takes some seconds for so many
-_LIST_OF_NUMBERS = re.compile(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]")  # of indented JSON, whose texts have no newline
+_LIST_OF_NUMBERS = re.compile(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]")  # in indented JSON, where no text has a newline
 _NUMBERS = ("index", "key", "orientation", "path", "row", "width", "height")
 
 
@@ -175,7 +175,7 @@ class SetView:
         counts = np.bincount(labels[labels >= 0], minlength=len(self.dataset.classes or []))
         firsts = np.full(len(counts), -1)
         labelled = np.flatnonzero(labels >= 0)[::-1]
-        firsts[labels[labelled]] = labelled  # of several the last that is written: the first sample
+        firsts[labels[labelled]] = labelled  # the last write counts, which is that of the first sample
         return [
             ClassRow(label, self.class_name(label), number, first)
             for label, (number, first) in enumerate(zip(counts.tolist(), firsts.tolist(), strict=True))

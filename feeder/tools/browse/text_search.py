@@ -28,8 +28,8 @@ from feeder.shard.format.set_index import SetIndex
 from feeder.system.arrays import Bools, Int64s
 
 NAMES = 1 << 20  # samples whose names one search reads at most, and that stay in memory: some 60 MB
-FETCHED = 100_000  # of a set in a store
-CAPTIONS = 6_000  # that one search reads at most; a million of those that were read stay in memory
+FETCHED = 100_000  # samples that a search fetches, of a set in a store
+CAPTIONS = 6_000  # the most that one search reads; a million of those that were read stay in memory
 BLOCK = 1 << 13
 AT_ONCE = 16 * BLOCK  # samples that are searched together
 _CAPTION = "txt"

@@ -22,7 +22,7 @@ from feeder.tools.replayed_run import as_pixels, batch_pixels, loader_of
 from feeder.transforms import Recipe, Views
 from feeder.transforms.moves import Moves, drawn_moves
 
-_LOADERS = 8  # that are kept
+_LOADERS = 8  # loaders that are kept
 
 
 class Step(NamedTuple):
@@ -81,7 +81,7 @@ class Training:
             self.dataset: FeederDataset = self._saved.dataset
         elif recipe is not None:
             self.named = "the given recipe"
-            self.dataset = FeederDataset(view.open(None).reader, recipe, ())  # which one with ops on targets needs
+            self.dataset = FeederDataset(view.open(None).reader, recipe, ())  # view.open() refuses ops on targets
         else:
             self.named = "feeder's default recipe; --state or --recipe shows a run's own"
             self.dataset = view.open(preset("train", "uint8", image_size))

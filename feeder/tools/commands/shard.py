@@ -92,6 +92,7 @@ def _add_encoding(command: Any) -> None:
         "but JPEGs without Huffman codes (fastest, lossless to the byte, only feeder reads them); keep: unchanged "
         "bytes; jpeg: encode again; raw: uint8 pixels as .npy (default: %(default)s)",
     )
+
     command.add_argument("--max-side", type=int, metavar="PX", help="with jpeg or raw: shrink the longer side to this")
     command.add_argument("--quality", type=int, default=90, help="with jpeg: 1 to 95 (default: %(default)s)")
     command.add_argument(

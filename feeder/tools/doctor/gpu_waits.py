@@ -129,7 +129,7 @@ def _debug_mode() -> bool:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode")  # that it is a prototype
+        warnings.filterwarnings("ignore", "Synchronization debug mode")  # torch warns that the mode is a prototype
         torch.cuda.set_sync_debug_mode("warn")
     return True
 

@@ -68,7 +68,7 @@ def parse(path: str, text: str) -> ScriptSource:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as those of invalid escape sequences
-            compile(text, path, "exec", dont_inherit=True)  # which refuses more than the parser alone
+            compile(text, path, "exec", dont_inherit=True)  # compiling refuses more than parsing alone
             tree = compile(text, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     except SyntaxError as error:
         at = error.lineno or 0

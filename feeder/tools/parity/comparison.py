@@ -207,7 +207,7 @@ class _Comparison:
         expected, lost = self._decode(self._reference, image, draws)
         found, missed = self._decode(self.decoder, image, draws)
 
-        if lost is not None and missed is not None:  # which says nothing about the backend
+        if lost is not None and missed is not None:  # if both fail, the image is bad, not the backend
             self.unreadable += 1
         elif lost is not None:
             self.failures.append(Failure(reader.field(sample, "path"), self.decoder.name, lost.reason))

@@ -72,7 +72,7 @@ def with_gains(found: Analysis, meter: LoaderHooks, code: int, folder: str) -> l
     if found.main is None or not any(each.proposal for each in found.advice):
         return found.advice
     try:
-        from feeder.tools.profile.trials import Trials, with_trials  # which need torch
+        from feeder.tools.profile.trials import Trials, with_trials  # this needs torch
 
         trials = Trials(meter.arguments_of(found.main.record), found.main, found.load.own_cores or 0.0, folder)
         return with_trials(

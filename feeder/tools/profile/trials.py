@@ -38,7 +38,7 @@ TRIAL_S = 3.0
 _SHARDED = 256  # images, at most
 _DRAWN = 1 << 15
 _BATCH_S = 0.1
-_LIMIT_S = 30.0  # of a trial, as a worker may hang, and writing
+_LIMIT_S = 30.0  # a trial's limit: a worker may hang, and so may writing
 
 
 def with_trials(
@@ -82,12 +82,12 @@ def _tried(advice: Advice, before: float | str, after: float | str) -> Advice:
 def _rate(measure: Callable[[Proposal], float], proposal: Proposal) -> float | str:
     """Returns images/s of a setting, or the reason why it can't be measured."""
     try:
-        with contextlib.ExitStack() as stack:  # which gives the script's handlers and timer back
+        with contextlib.ExitStack() as stack:  # restores the script's handlers and timer
             for each, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGALRM, _end)):
                 stack.callback(signal.signal, each, signal.signal(each, handler) or signal.SIG_DFL)
             stack.callback(signal.setitimer, signal.ITIMER_REAL, *signal.setitimer(signal.ITIMER_REAL, _LIMIT_S))
             return measure(proposal) or "no batch came"
-    except (Exception, KeyboardInterrupt, SystemExit) as error:  # of the script's own dataset: it may raise anything
+    except (Exception, KeyboardInterrupt, SystemExit) as error:  # the script's own dataset may raise anything
         return reason_of(error)
 
 
@@ -116,7 +116,7 @@ class Trials:
         self.batch_size = times.record.batch_size or 1
         self._batch_s = times.wait_a_batch_s + times.step_a_batch_s
         self.tried_size = self.batch_size
-        if times.record.kind != "feeder":  # whose order and batches stay as they are
+        if times.record.kind != "feeder":  # trials keep the order and batches of feeder's loaders
             self.tried_size = min(self.tried_size, max(2, int(self.tried_size * _BATCH_S / max(1e-6, self._batch_s))))
         making_s = 0.0 if times.record.workers else times.making_s or times.wait_a_batch_s
         self._busy_s = own_cores * self._batch_s - making_s * (1 - times.dataset_share * (1 - times.cpu_share))

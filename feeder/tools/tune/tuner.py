@@ -62,7 +62,7 @@ class _Source:
         return self.make(**keywords)
 
 
-@torch.random.fork_rng(devices=[])  # which makes loaders draw their seeds apart from the caller's
+@torch.random.fork_rng(devices=[])  # loaders draw their seeds without a change to the caller's generator
 def tune(
     dataset: Any,
     *,
