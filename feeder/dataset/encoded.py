@@ -26,7 +26,7 @@ from feeder.transforms.targets import Target
 from feeder.transforms.torchvision_recipes import are_same, objects_in, recipe_of
 
 _KNOWN_RECIPES = 256
-# By the id of the transform, which the objects keep alive, and the kinds of its targets.
+# Keys: the id of the transform, and the kinds of its targets. The values keep the transform, and so its id, alive.
 _known: dict[tuple[int, tuple[Target, ...]], tuple[tuple[Any, ...], Recipe, tuple[TargetValue, ...]]] = {}
 
 

@@ -305,7 +305,7 @@ def _cell(name: str, row: Any) -> bytes:
 
 
 _OWN_PAIRS = partial(_pairs, name="_samples")
-# By the class whose dataset[i] reads the samples.
+# Readers by the class whose dataset[i] reads the samples.
 _KINDS: dict[str, Callable[[Any], ForeignReader]] = {
     "torchvision.datasets.folder.DatasetFolder": _pairs,
     "torchvision.datasets.gtsrb.GTSRB": _OWN_PAIRS,

@@ -17,7 +17,7 @@ from feeder.errors import DecodeError
 # The name of a codebook's member in a tar. The webdataset library passes over such names.
 CODEBOOK_NAME = re.compile(r"__codebook-([0-9a-f]{16})__")
 
-# Of a set. A decoder's tables for one take 82 KB in every process: a damaged index of a few MB could claim gigabytes.
+# The most of a set. One takes 82 KB in every process: a damaged index of a few MB could claim gigabytes.
 MOST_CODEBOOKS = 1024
 
 _MAGIC = b"FPK"

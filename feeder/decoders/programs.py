@@ -36,7 +36,7 @@ _FILTERS = {each.name.lower(): each.value for each in _native.WarpFilter}
 _FILTERS["nearest-exact"] = _FILTERS["nearest"]
 _STEPS = np.array([getattr(_OPS, name.upper()).value for name in COLOR_STEPS], np.float64)
 _NAMES = {kind: name.upper() for kind, name in ENHANCEMENTS.items()} | {"SolarizeAdd": "SOLARIZE_ADD"}
-# Of each augmentation that moves no pixels; 0 for the others.
+# Opcodes of augmentations, by their numbers; NOTHING for those that move pixels.
 _KINDS, _TIMM_KINDS = (
     np.array([getattr(_OPS, _NAMES.get(kind, kind.upper()), _OPS.NOTHING).value for kind in kinds], np.float64)
     for kinds in (AUGMENTATIONS, TIMM_AUGMENTATIONS)

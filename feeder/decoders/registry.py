@@ -52,7 +52,7 @@ class Dali:
 
 
 _KERNELS = f"install its kernels: {KERNELS_COMMAND}, which `make wheel` makes in a clone"
-# By name, the class and the remedy where it can't be imported.
+# The class of each backend, and the remedy where it can't be imported.
 BUILT_IN = {
     "cpu": ("feeder.decoders.cpu_decoder:CpuDecoder", _KERNELS),
     "cuda": ("feeder.decoders.cuda.cuda_decoder:CudaDecoder", _KERNELS),

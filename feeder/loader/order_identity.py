@@ -118,7 +118,7 @@ def _check_sources(saved: Any, own: Any) -> None:
         )
 
     now, none = own["sources"], (0, 0)
-    # Those of other sizes first, as they may change the shares of all.
+    # Sources of other sizes come first: they may change the shares of all.
     for name in sorted({*before, *now}, key=lambda name: (before.get(name, none)[0] == now.get(name, none)[0], name)):
         there, here = before.get(name), now.get(name)
         if there == here:

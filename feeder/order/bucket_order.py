@@ -213,7 +213,7 @@ class BucketSplit(Split):
         self._order = order
         self._epoch = epoch
         self._consumed = done
-        # Of the positions that the epoch keeps, the number before each bucket, and the number consumed of each.
+        # Counts of the positions that the epoch keeps: those before each bucket, and those consumed of each.
         self._first = starts if gaps is None else gaps.places(starts)
         self._kept_consumed = self._kept_of(done)
         left = np.diff(self._first) - self._kept_consumed

@@ -162,7 +162,7 @@ class UnequalShards:
             last = min(first + step, self._runs)
             own = sizes.sizes(np.arange(first * _RUN * lanes, last * _RUN * lanes))
             runs[:, first:last] = own.reshape(-1, _RUN, lanes).sum(1).T
-        # Of all lanes, one after the other.
+        # The first sample of each run of shards, lane after lane.
         self._starts = np.zeros(lanes * self._runs + 1, np.int64)
         np.cumsum(runs, out=self._starts[1:])
         self.samples: Int64s = np.diff(self._starts[:: self._runs])

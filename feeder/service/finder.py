@@ -53,7 +53,7 @@ class Relays:
                 self._send(descriptor)
 
     def wait(self, wait_s: float) -> bool:
-        """Takes in for some time who comes and goes; returns False once all have been gone for a while."""
+        """Adds and drops relays for some time, as they come and go; returns False once none was there for a while."""
         ends_s = time.monotonic() + wait_s
         while wait_s >= 0:
             for descriptor, _ in self._poll.poll(wait_s * 1000):
@@ -65,7 +65,7 @@ class Relays:
         return bool(self._connections) or time.monotonic() - self._alone_since_s < ALONE_S
 
     def close(self) -> None:
-        """Gives up the name, and leaves those that are there."""
+        """Gives up the socket's name, and ends the connections."""
         for connection in (self._listener, *self._connections.values()):
             connection.close()
 

@@ -98,11 +98,11 @@ class Makers(Supervisor[_Maker]):
                 self.kill_if_silent(number, maker.heard_ns, has_started=True)
 
     def idle(self) -> list[int]:
-        """Returns the numbers of those that have nothing to do."""
+        """Returns the numbers of the processes that have nothing to do."""
         return [number for number, maker in enumerate(self.workers) if maker.task is None]
 
     def give(self, number: int, task: Task, work: KnownWork) -> None:
-        """Gives an idle one its next task; one that is a part has its memory."""
+        """Gives an idle process its next task; a task that is a part has memory already."""
         maker = self.workers[number]
         maker.task = task
         maker.heard_ns = time.monotonic_ns()
@@ -116,7 +116,7 @@ class Makers(Supervisor[_Maker]):
             self.send(number, Kind.PART, join_json(message, task.numbers))
 
     def hear(self, number: int) -> None:
-        """Takes the answers of one; replaces it if it has died."""
+        """Receives the answers of a process; replaces it if it has died."""
         maker = self.receive(number)
         self._take_answers(number, maker)
         if not maker.has_closed:

@@ -122,14 +122,14 @@ class PartMemory:
         return piece
 
     def release(self, piece: MemoryPiece) -> None:
-        """Takes away one user."""
+        """Counts one user of a piece less; frees it with the last one."""
         piece.users -= 1
         if not piece.users:
             piece.freed_s = time.monotonic()
             self._free.append(piece)
 
     def give_back(self, kept_s: float = 10.0) -> None:
-        """Gives pages back to the system that were free for so long: others may be wanted again soon."""
+        """Returns pages to the system that were free for so long: others may be needed again soon."""
         now = time.monotonic()
         for piece in self._free:
             if piece.is_allocated and now - piece.freed_s >= kept_s:
@@ -141,7 +141,7 @@ class PartMemory:
         os.close(self.for_reading)
 
     def _taken(self, size_bytes: int) -> MemoryPiece | None:
-        """Takes a free piece of that size, or the start of a larger one; None if there is none."""
+        """Removes a free piece of that size, or the start of a larger one, and returns it; None if there is none."""
         same = (each for each in reversed(self._free) if each.size_bytes == size_bytes)
         larger = (each for each in self._free if each.size_bytes > size_bytes)
         piece = next(itertools.chain(same, larger), None)

@@ -95,7 +95,7 @@ class PartQueue:
         self._waiting.setdefault(task.job, deque()).append(task)
 
     def take(self, fits: Callable[[Task], bool] = lambda task: True) -> Task | None:
-        """Takes the next task, which is in flight then; None if there is none.
+        """Removes the next task from the queue and returns it: it is in flight then; None if there is none.
 
         Args:
             fits: Returns False for a task that has to wait still, and its job with it.
@@ -119,7 +119,7 @@ class PartQueue:
         return job if last.place == own.place else last.job
 
     def _begin(self, name: str, turn_of: str) -> Task:
-        """Takes a job's next task, in its own turn or another one's."""
+        """Removes a job's next task and returns it; it counts in the turn of this job or another one."""
         tasks = self._waiting[name]
         task = tasks.popleft()
         self._waiting.move_to_end(turn_of)

@@ -68,18 +68,18 @@ class Scheduler:
     # Clients.
 
     def add(self, client: Client) -> None:
-        """Takes a client that has given the token."""
+        """Adds a client, which has sent the token."""
         self._clients[client] = None
 
     def drop(self, client: Client) -> None:
-        """Takes away a client, whose connection has ended."""
+        """Removes a client, whose connection has ended."""
         self._clients.pop(client, None)
         self.changed.discard(client)
         for number in list(client.parts):
             self.forget(client, number)
 
     def take_work(self, client: Client, data: bytes) -> None:
-        """Takes the work of a client.
+        """Accepts the work of a client, or refuses the client.
 
         Raises:
             ProtocolError: if it has some.
@@ -131,7 +131,7 @@ class Scheduler:
     # Parts.
 
     def take_part(self, client: Client, message: dict[str, Any], numbers: bytes) -> None:
-        """Takes a client's request for a part.
+        """Queues the part that a client requests, or answers it at once.
 
         Raises:
             ArgumentError, ProtocolError: for one that is none.
@@ -173,7 +173,7 @@ class Scheduler:
         client.parts[number] = task
 
     def forget(self, client: Client, number: int) -> None:
-        """Takes a client off a part that it does not want any more."""
+        """Removes a client from the part with this number, which it does not want any more."""
         task = client.parts.pop(number, None)
         if task is None:
             return
@@ -237,7 +237,7 @@ class Scheduler:
                 return task.memory is not None
 
     def _end(self, task: Task, kind: Kind, message: dict[str, Any], data: bytes) -> None:
-        """Takes the end of a task, and tells those who wait for it."""
+        """Answers the clients that wait for a task, which a process has ended."""
         if task.kind == Kind.WORK:
             self._end_of_work(task, kind, message)
         elif kind == Kind.RESULT:

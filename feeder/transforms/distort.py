@@ -189,7 +189,7 @@ class RandomPerspective(Op):
         uniform = uniforms(9)
         reach = (self.distortion_scale * (sizes // 2)).astype(np.int64) + 1
         inwards = np.floor(uniform[:, 1:].reshape(-1, 4, 2) * reach[:, None, ::-1]).astype(np.int64)
-        # Of the upper left, upper right, lower right and lower left corner.
+        # (x, y) of the upper left, upper right, lower right and lower left corner: True at the far side.
         is_far = np.array([[False, False], [True, False], [True, True], [False, True]])
         corners = np.where(is_far, (sizes - reach)[:, None, ::-1], 0) + inwards
         return Drawn({"distort": uniform[:, 0] < self.p, "corners": corners}, sizes)

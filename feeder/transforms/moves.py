@@ -96,7 +96,7 @@ Move = Crop | Scaling | Flip | Swap | Border | Warp | Tilt
 # Moves, and ops on targets alone, each with the size of the image before it.
 Moves = Iterator[tuple[Move | TargetOp, Canvas]]
 
-# Of each EXIF orientation: it mirrors left to right, it mirrors top to bottom, it then swaps rows and columns.
+# By EXIF orientation: mirrors left to right, mirrors top to bottom, then swaps rows and columns.
 _TURNS = {2: (1, 0, 0), 3: (1, 1, 0), 4: (0, 1, 0), 5: (0, 0, 1), 6: (0, 1, 1), 7: (1, 1, 1), 8: (1, 0, 1)}
 
 

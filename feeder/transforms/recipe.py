@@ -24,7 +24,7 @@ from feeder.transforms.photometric import Grayscale
 from feeder.transforms.sizes import BucketSize, ByEpoch, VariableSize
 from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
 
-# Of N samples the boxes, float32 [K, 4], after the first ops with their drawn parameters, in images of those sizes.
+# Returns the boxes of N samples, float32 [K, 4] each, after the first ops; takes the ops, their draws and sizes [N, 2].
 BoxesAfter = Callable[[tuple[Op, ...], tuple[Params, ...], IntArray], Sequence[Float32s]]
 
 _ANY_BUCKET = 64, 64

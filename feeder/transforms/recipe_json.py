@@ -19,13 +19,13 @@ from feeder.transforms.views import Views
 
 _BUCKET, _BY_EPOCH, _VIEWS, _LAMBDA = "BUCKET", "ByEpoch", "Views", "Lambda"
 
-# Of a recipe that comes from elsewhere: what takes longer keeps others waiting for the core that makes it.
+# Limits of a recipe that comes from elsewhere: a longer one would keep others waiting for the core that makes it.
 _MOST_OPS, _DEEPEST, _MOST_SIDE = 256, 8, 1 << 14
 _LEAST_SIDE = 1024.0  # pixels: the least side that an image counts with before ops enlarge it
 _MOST_OF = {"kernel_size": 511, "num_magnitude_bins": 1024, "trials": 1000}
 _OPS_OF = ("num_ops", "mixture_width", "chain_depth")
 _SIDES = ("max_size", "min_size", "size", "target_size")
-_GROWTHS = {"scale_range": 1.0, "side_range": 1.0, "expand": 1.5}  # with what a number of 1 stands for
+_GROWTHS = {"scale_range": 1.0, "side_range": 1.0, "expand": 1.5}  # and the factor that 1 stands for
 
 Function = Callable[..., Any]
 NameOf = Callable[[Function], str]

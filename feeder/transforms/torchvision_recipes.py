@@ -49,7 +49,7 @@ from feeder.transforms.values import Normalize, ToDtype
 
 _log = logging.getLogger(__name__)
 
-# Of the same name and arguments in both, on Pillow images.
+# Ops that have the same name and arguments in torchvision, and do the same to Pillow images.
 _SAME: dict[str, type[Op]] = {
     kind.__name__: kind
     for kind in (
@@ -85,8 +85,8 @@ _SAME: dict[str, type[Op]] = {
         random_sizes.RandomShortestSize,
     )
 }
-# Of these, those whose result on a tensor of uint8 is not within a level of that on a Pillow image. (Nor is a change of
-# hue, by up to 15 levels.)
+# Those whose result on a uint8 tensor differs by more than a level from that on a Pillow image. (A change of hue does,
+# too, by up to 15 levels.)
 _OTHER_ON_TENSORS = frozenset(
     {
         "AugMix",
@@ -98,13 +98,13 @@ _OTHER_ON_TENSORS = frozenset(
         "TrivialAugmentWide",
     }
 )
-# Those that give the same before a float's conversion and normalization as behind them.
+# Ops that give the same before and after a conversion to floats and a normalization.
 _MOVABLE = frozenset(
     {"CenterCrop", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "Resize"}
 )
-# Those that make batches of one size only of images that have one.
+# Ops that keep the size of an image.
 _KEEP_SIZE = (ColorJitter, Normalize, RandomErasing, RandomGrayscale, RandomHorizontalFlip, RandomVerticalFlip, ToDtype)
-# Of a class, that it may have of its own and still do as its base does.
+# Attributes that a class may have of its own and still behave as its base does.
 _NOT_BEHAVIOR = {"__annotations__", "__dict__", "__doc__", "__init__", "__module__", "__repr__", "__weakref__"} | {
     "__annotate__",
     "__firstlineno__",

@@ -117,7 +117,7 @@ def _rounded(values: torch.Tensor) -> torch.Tensor:
     return (whole + (values - whole >= 0.5)).clamp_(0, 255).to(torch.uint8)
 
 
-# By name, as in Pillow's ImageEnhance: take images and a factor for each, where 1 changes nothing; hue takes turns.
+# Functions as in Pillow's ImageEnhance: take images and a factor for each (1 changes nothing); hue takes turns.
 ADJUSTMENTS: dict[str, Callable[[torch.Tensor, AnyArray], torch.Tensor]] = {
     "brightness": _brightness,
     "contrast": _contrast,

@@ -69,7 +69,7 @@ def page_lock(slots: Slots) -> None:
     """
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address, size = slots.address, slots.region.size_bytes
-    # On the GPU that they are for: CUDA makes a context on the current one, which takes hundreds of MiB there.
+    # The slots' GPU is made the current one: CUDA makes a context there, which takes hundreds of MiB.
     with torch.cuda.device(slots.guard.device if isinstance(slots.guard, CudaGuard) else None):
         code = int(runtime.cudaHostRegister(address, size, 0))
         if code != 0:

@@ -154,7 +154,7 @@ class Engine:
         if options.ahead_is_given:
             return options.ahead
         if options.service is not None:
-            # As many as take little memory: how many servers there will be is not known.
+            # Any number of servers may come: as many batches as take little memory.
             return max(options.ahead, min(_MOST_SENT_AHEAD, AHEAD_BYTES // layout.slot_bytes))
         return enough_ahead(layout, options.workers, self._most_parts(layout), options.ahead)
 

@@ -300,7 +300,7 @@ class Pool(Supervisor[_Worker]):
         return InContext(context, work_loop, (connection, self._work, self.options.init))
 
     def _take_in(self, number: int) -> None:
-        """Takes the results out of what was received from a worker."""
+        """Handles the messages that were received from a worker: results, parts that it declined, a failed start."""
         for part, data in self.messages(number):
             message = pickle.loads(data) if data else None
             if part == FAILED_START:

@@ -101,7 +101,7 @@ class EpochProgress:
     moved: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     def follow(self, order: Order, split: Split) -> None:
-        """Goes on by an order, and a split of it, that begin as those before."""
+        """Sets the order and its split for the steps ahead; both begin as those before."""
         self.order = order
         self.split = split
 
@@ -129,7 +129,7 @@ class EpochProgress:
         return max(0, len(self.replay) - self.place.start - self.steps)
 
     def warn_of_skipped(self) -> None:
-        """Says at the end of an epoch how many samples were replaced by others."""
+        """Warns at the end of an epoch, if samples were replaced by others, how many."""
         first = self.first_skipped
         if first is None:
             return

@@ -36,7 +36,7 @@ class PartReceiver:
         self._columns = sum(not extra.columns for extra in work.values)
         self._scratch: dict[int, Arrays] = {}
         sent, own = sent_divided(work), work.divided_of(work.recipes)
-        # For each image of a sample: the affine map that makes the slot's floats of the uint8 that are sent.
+        # For each image of a sample, the affine map that turns the sent uint8 into the slot's floats; or None.
         self._maps = [
             recipe.affine if theirs is not None and mine is None else None
             for recipe, theirs, mine in zip(work.recipes, sent, own, strict=True)

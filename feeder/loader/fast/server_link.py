@@ -132,7 +132,7 @@ class ServerLink:
         return request
 
     def cancel(self, request: int) -> None:
-        """Takes back a request: nothing of its answer is written any more."""
+        """Cancels a request: nothing of its answer is written any more."""
         del self.sent[request]
         self.is_late = self.is_late and bool(self.sent)
         if self._receiving == request:

@@ -69,7 +69,7 @@ class Servers:
                     yield link, *answer
 
     def look(self, ready: Mapping[int, int], *, is_due: bool) -> None:
-        """Takes in what is known of servers; every 250 ms connects to new ones, and sends heartbeats to the others."""
+        """Reads the directory of servers; every 250 ms connects to new ones, and sends heartbeats to the others."""
         if is_due or self._directory.descriptor in ready:
             self._directory.look()
         if not is_due:

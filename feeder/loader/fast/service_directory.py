@@ -59,7 +59,7 @@ class Directory:
         return None if self._connection is None else self._connection.fileno()
 
     def look(self) -> None:
-        """Takes in what is new. To be called every 250 ms: a helper that has ended is a zombie until then."""
+        """Reads news of servers. Call it every 250 ms: a helper that has ended is a zombie until then."""
         self._helpers = [each for each in self._helpers if each.poll() is None]
         if self._service.file is not None:
             self._read_file(self._service.file)

@@ -131,7 +131,7 @@ class Board:
         os.eventfd_write(self.event, 1)
 
     def cancel(self) -> None:
-        """Takes all unclaimed parts off the board."""
+        """Removes all unclaimed parts from the board."""
         with self._locked():
             for _, head, tail in self._queues():
                 self._header[head] = self._header[tail]

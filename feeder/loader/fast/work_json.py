@@ -42,8 +42,8 @@ _MOST_VALUES = 1 << 16  # the most in the JSON of work: more take long to read
 MOST_SETS, _DEEPEST = 1 << 12, 8
 _MOST_REPEATED = 1 << 22  # ids of a subset of fewer samples
 MOST_IDS = 1 << 27  # the most in all subsets together
-# Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
-# takes longer than to list them.
+# The most files whose sizes are compared. A file server answers 1,000 requests in less than a second; for all files of
+# a large set it takes longer than to list them.
 SIZED_FILES = 1024
 _PAD = ("multiple", "value", "group_by_aspect")
 
@@ -316,7 +316,7 @@ def set_to_json(reader: Reader, known: dict[int, dict[str, Any]] | None = None) 
     known = {} if known is None else known
     if isinstance(reader, SubsetReader):
         whole = known[id(reader.whole)] = known.get(id(reader.whole)) or set_to_json(reader.whole)
-        # By their differences: ids of samples in a row pack to nearly nothing.
+        # Differences are sent: ids of samples in a row pack to nearly nothing.
         steps = np.diff(reader.ids, prepend=0).astype(np.int64)
         ids = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
         return {"kind": "subset", "of": whole, "ids": ids}

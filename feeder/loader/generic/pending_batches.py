@@ -50,7 +50,7 @@ class Pending:
         return self.slots.lease(slot)
 
     def drop_slot(self) -> None:
-        """Takes back the slot of a batch that nobody will have in it."""
+        """Frees the slot of a batch that is not handed out in it."""
         if self.slots is not None and self.slot is not None:
             self.slots.put_back(self.slot)
             self.slot = None
@@ -105,7 +105,7 @@ class PendingBatches:
         return self._received if pending is not None and pending.result is not None else None
 
     def hand_out(self, number: int) -> tuple[Pending, bool]:
-        """Takes a batch out; returns it, and True if exactly the batches up to it have been taken out."""
+        """Removes a batch and returns it, and True if exactly the batches up to it have been removed."""
         pending = self.by_number.pop(number)
         self._highest = max(self._highest, number)
         while self._received < self._sent and self._received not in self.by_number:

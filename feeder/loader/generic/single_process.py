@@ -118,7 +118,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
     ) -> None:
         self.meters = meters
 
-        # As torch's own constructor, with the dataset's state loaded in between.
+        # This does what torch's own constructor does, and loads the dataset's state in between.
         begin_torchs(self, loader, base_seed)
 
         if self._timeout != 0 or self._num_workers != 0:

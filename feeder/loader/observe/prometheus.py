@@ -52,7 +52,7 @@ class MetricsPage:
             self.url = server.url
             number = next(server.numbers)
             server.loaders[number] = weakref.ref(loader)
-        # At the loader's end, or by close(), whichever is first.
+        # Runs when the loader ends, or in close(), whichever is first.
         self._leave = weakref.finalize(loader, server.loaders.pop, number, None)
         self._leave.atexit = False
 

@@ -160,7 +160,7 @@ class Tally:
         }
 
 
-# Those that only grow, with a description of each.
+# Counts that only grow, and their descriptions.
 REMOTE_COUNTS = {
     "bytes": "Bytes that came from the store",
     "requests": "Ranges that were asked of the store",

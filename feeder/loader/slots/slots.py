@@ -96,12 +96,12 @@ class Slots:
         return True
 
     def acquire(self) -> int | None:
-        """Takes a free slot to fill; returns None if there is none now."""
+        """Returns a free slot to fill; None if there is none now."""
         self._collect()
         return self._free.popleft() if self._free else None
 
     def put_back(self, slot: int) -> None:
-        """Gives back a slot that the caller never had."""
+        """Frees a slot that the caller never had."""
         self._free.append(slot)
 
     def lease(self, slot: int) -> Uint8s:

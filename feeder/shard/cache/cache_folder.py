@@ -72,7 +72,7 @@ class CacheFolder:
         self.damaged: set[str] = set()
         self.notes: collections.deque[str] = collections.deque()
         self.files: OrderedDict[str, CachedFile] = OrderedDict()
-        # Those that don't stay, by whether a plan is done with them: of many files only these are looked through.
+        # Files that are not pinned, by whether a plan is done with them: evict() looks through these alone.
         self._passing: dict[bool, OrderedDict[str, CachedFile]] = {True: OrderedDict(), False: OrderedDict()}
         try:
             self._load()
@@ -504,7 +504,7 @@ class CacheFolder:
         if file.record.boot != boot_id():
             self.doubt(file, 0, file.record.blocks)
             file.record.adopt()
-            self.damaged.add(file.name)  # by a power failure, perhaps, of which nobody is to be told
+            self.damaged.add(file.name)  # a power failure may have damaged it: no warning is due
 
     def _free_budget(self) -> int:
         disk = os.statvfs(self.folder)

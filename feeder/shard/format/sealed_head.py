@@ -23,7 +23,7 @@ from feeder.system.mapping import map_file
 HASH_BYTES = 16
 PREFIX_BYTES = 32
 _ALIGN = 64
-# Of a shard's index, whose head names fields, targets and groups: enough for 65,536 fields of 60 bytes each, the most
+# A shard's head names fields, targets and groups: this is enough for 65,536 fields of 60 bytes each, the most
 # that it can number. A damaged or hostile file may claim gigabytes.
 _HEAD_BYTES = 4 << 20
 _BEFORE_PAGE = b"\xef\xbb\xbf \t\r\n"  # may stand before the first tag of HTML

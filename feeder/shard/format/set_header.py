@@ -49,7 +49,7 @@ ROW = np.dtype(
     [("samples", "<u4"), ("index_bytes", "<u4"), ("size_bytes", "<u8"), ("shard_hash", "V16"), ("index_hash", "V16")]
 )
 _FORMAT = 3
-# Of the head, which names all classes: enough for four million of 13 bytes, as the largest sets of faces have. Parsed,
+# The head names all classes: this is enough for four million of 13 bytes, as the largest sets of faces have. Parsed,
 # it takes several times as much memory, and nothing has shown yet that a set is what it claims to be.
 _HEADER_BYTES = 64 << 20
 _WHOLE = 1 << 62  # the end of a range of all of a file

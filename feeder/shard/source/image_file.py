@@ -61,7 +61,7 @@ _UNFINISHED = re.compile(
     r"\.([_#~]|nfs[0-9a-f]{8}|fuse_hidden).*|#.*#|~\$.*|.*(~|\.(!qb|!ut|aria2|bak|crdownload|download|filepart|old|opdownload|orig|part|partial|swp|te?mp))",
     re.IGNORECASE | re.DOTALL,
 )
-# For the columns of a table that name files.
+# Limits of the search for the columns of a table that name files.
 _LOOKED_UP = 5  # values of a column
 _MOST_FOLDERS = 64  # beside a table
 _SUFFIXES = ("", ".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG", ".webp", ".avif", ".tif", ".tiff", ".bmp", ".gif")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _PART_BYTES = 8 << 20
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
-# Of a store that has never answered, a wrong host or a missing network is told soon.
+# A store that has never answered gets less time: the host may be wrong, or the network missing.
 _FIRST_ANSWER_S = 20.0
 _REDIRECTS = 5  # in a row
 _FIRST_PAGES = 2  # in place of a first range, after which it is asked for again
@@ -79,7 +79,7 @@ class ObjectStore:
         self._is_web = url.scheme in ("http", "https", "hf")
         self._redirects_all = url.scheme == "hf"
         self._headers: dict[str, str] = {}  # for the web server itself, and no other host
-        # By the base URL, whether it writes, and the time of a request.
+        # Keys: the base URL, True if the client writes, and the time limit of a request.
         self._clients: dict[tuple[str, bool, float], Client] = {}
         # Objects that a web server redirects, by key: the base URL of the client to ask, and the key for it.
         self._moved: dict[str, tuple[str, str]] = {}
@@ -107,7 +107,7 @@ class ObjectStore:
         if not etag and size_bytes is None:
             self._moved.pop(key, None)
         if end is None:
-            # By one request, as the object may be another one by the next.
+            # One request, as the object may be another one by a second.
             whole = self._call(key, lambda: self._open(key, 0, None, etag, size_bytes).bytes(), is_wanted)
             return memoryview(whole)[start:]
         ranges = [
@@ -180,7 +180,7 @@ class ObjectStore:
             # It is still the same: Ceph's gateway compares with the ETag without its quotes.
             with contextlib.suppress(ChangedError):
                 return self._put_if(key, content, if_match, if_match.etag.strip('"'))
-        # Of a request that was repeated, the first answer may have been lost.
+        # This may be a repeated request, whose first one went well, and whose answer was lost.
         if self.retries > before and now is not None and self._holds(now, content):
             return now
         raise ConflictError(
@@ -192,7 +192,7 @@ class ObjectStore:
         mode: Any = "create"
         if if_match is not None:
             mode = {name: value for name, value in (("e_tag", etag), ("version", if_match.version)) if value}
-        # By the client that repeats nothing, so that it is known whether an answer may have been lost.
+        # The client for reading repeats nothing: repeats here show that an answer may have been lost.
         answer = self._call(key, lambda: obstore.put(self._client(False), key, content, mode=mode))
         return Entry(key, len(content), quoted_etag(answer["e_tag"]), answer["version"])
 

@@ -73,7 +73,7 @@ class SignedObjects:
         with contextlib.closing(select.epoll()) as poll:
 
             def go_on(descriptor: int) -> None:
-                """Takes what has come by a connection, and sends its next request after the end of an answer."""
+                """Receives what has come by a connection; after the end of an answer, sends its next request."""
                 answer = busy[descriptor]
                 try:
                     if answer.wanted is not None:
@@ -115,7 +115,7 @@ class SignedObjects:
         go_on: Callable[[int], object],
         end: Callable[[int], object],
     ) -> None:
-        """Goes on with what comes until nothing is busy; ends what does not come in time."""
+        """Handles connections as bytes come, until none is busy; ends those whose bytes do not come in time."""
         moved = looked = time.monotonic()
         while busy:
             events = poll.poll(LOOK_S)
@@ -213,7 +213,7 @@ class _Answer:
             raise ConnectionError
 
     def receive(self) -> bool:
-        """Takes what has come; returns True once that is all.
+        """Receives what has come; returns True once the answer is whole.
 
         Raises:
             OSError, ValueError: if the connection breaks, or the answer is another one than was asked for.

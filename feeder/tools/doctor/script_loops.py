@@ -12,7 +12,7 @@ from feeder.tools.doctor.script_names import Names, arguments_of, text_of
 
 _DEVICE = re.compile(r"device|cuda|gpu|rank", re.IGNORECASE)
 
-# By rule: the finding, the reason, and the fix.
+# The finding, the reason and the fix, by rule.
 LOOP_RULES = {
     "loader-in-epoch": (
         "a loader that is made anew in each epoch",
@@ -213,7 +213,7 @@ def _slow_ops(chain: ast.Call, names: Names) -> Iterator[ast.Call]:
     calls = [*_ops(chain, names)]
     ops: list[Any] = []
     are_native: list[bool] = []
-    # From the first op on that can't be made here, nothing is known.
+    # An op that can't be made here ends the list: nothing is known of it and those after it.
     with contextlib.suppress(ImportError, ValueError, TypeError, AttributeError):
         from feeder import transforms
         from feeder.decoders.programs import has_programs
