@@ -187,7 +187,7 @@ class ImageDecoder:
         return decode_batch(decoder, recipe, images, ids, self._seed, epoch, at, name)
 
     def _epoch(self, caller: FrameType) -> int:
-        """The epoch of the pass that this frame of webdataset's makes; see Note [Passes over a pipeline]."""
+        """Returns the epoch of the pass that this frame of webdataset's makes; see Note [Passes over a pipeline]."""
         data = caller.f_locals.get("data")
         known: Any = self._epochs if isinstance(data, GeneratorType) else self._frames
         at = data if isinstance(data, GeneratorType) else caller
@@ -203,7 +203,7 @@ class ImageDecoder:
 
 
 def _caller() -> FrameType:
-    """The frame of webdataset's generator that makes the pass; see Note [Passes over a pipeline]."""
+    """Returns the frame of webdataset's generator that makes the pass; see Note [Passes over a pipeline]."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_flags & inspect.CO_GENERATOR and frame.f_globals["__name__"] == "webdataset.filters":
@@ -234,7 +234,7 @@ def _check_sample(sample: Any) -> None:
 
 
 def _collated(samples: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
-    """The fields beside the images, collated as webdataset does it."""
+    """Returns the fields beside the images, collated as webdataset does it."""
     from webdataset.filters import default_collation_fn
 
     rows = []

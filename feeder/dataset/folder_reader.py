@@ -92,7 +92,7 @@ class FolderReader:
         return len(self._labels)
 
     def path(self, i: int) -> str:
-        """Path relative to the root; undecodable bytes as surrogates."""
+        """Returns the path relative to the root; undecodable bytes as surrogates."""
         start, end = self.path_start[i : i + 2].tolist()
         return os.fsdecode(self.path_data[start:end].tobytes())
 
@@ -221,7 +221,7 @@ class FolderReader:
         return self._numbers(name, ids) if name in NUMBER_FIELDS else [self.field(i, name) for i in ids.tolist()]
 
     def _numbers(self, name: str, ids: Int64s) -> Int64s:
-        """One of the fields that are integers, int64 [N].
+        """Returns one of the fields that are integers, int64 [N].
 
         Raises:
             DecodeError: for a file that can't be read, or is not an image.
@@ -235,7 +235,7 @@ class FolderReader:
         return values
 
     def _image(self, i: int) -> tuple[bytes, ImageInfo]:
-        """An encoded image and its header.
+        """Returns an encoded image and its header.
 
         Raises:
             DecodeError: for a file that can't be read, or is not an image.
@@ -258,7 +258,7 @@ class FolderReader:
         return error.at(key=self.path(i))
 
     def fingerprint(self) -> str:
-        """Hash of the relative paths and labels."""
+        """Returns the hash of the relative paths and labels."""
         digest = hashlib.blake2b(digest_size=16)
         for column in (self.path_start, self.path_data, self._labels):
             digest.update(np.ascontiguousarray(column).data)

@@ -140,7 +140,7 @@ class JoinedReader:
         return reader.at(error, own)
 
     def fingerprint(self) -> str:
-        """Hash of the readers' fingerprints, in their order."""
+        """Returns the hash of the readers' fingerprints, in their order."""
         digest = hashlib.blake2b(digest_size=16)
         for reader in self.readers:
             digest.update(f"{reader.fingerprint()} {len(reader)};".encode())

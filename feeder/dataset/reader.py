@@ -85,8 +85,8 @@ class Reader(Protocol):
         """
 
     def stored(self, ids: Int64s) -> tuple[Uint8s, Int32s] | None:
-        """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], as in :class:`ReadSamples`; None if they
-        are known only from the samples' files."""
+        """Returns the orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], as in :class:`ReadSamples`;
+        None if they are known only from the samples' files."""
 
     def measure(self, ids: Int64s | None = None) -> None:
         """Reads the sizes of N samples for :meth:`stored`, from their files' headers where nothing else has them.
@@ -96,35 +96,35 @@ class Reader(Protocol):
         """
 
     def orientation(self, i: int) -> int:
-        """EXIF orientation to apply to a sample's image, 1-8."""
+        """Returns the EXIF orientation to apply to a sample's image, 1-8."""
 
     def peek(self, ids: Int64s) -> Peek:
-        """Sizes of N samples; those that can't be read count as empty."""
+        """Returns the sizes of N samples; those that can't be read count as empty."""
 
     def field(self, i: int, name: str) -> Any:
-        """One field of a sample: "key", "path" (str), one of :data:`NUMBER_FIELDS` (int), "json" (parsed), any other
-        member (bytes); None where the sample has no such member."""
+        """Returns one field of a sample: "key", "path" (str), one of :data:`NUMBER_FIELDS` (int), "json" (parsed), any
+        other member (bytes); None where the sample has no such member."""
 
     def member(self, i: int, name: str) -> bytes | None:
-        """The bytes of one member of a sample; None where the sample has no such member."""
+        """Returns the bytes of one member of a sample; None where the sample has no such member."""
 
     def field_names(self) -> list[str]:
         """Names of the known fields, sorted."""
 
     def column(self, name: str) -> AnyArray | list[Any]:
-        """One field of all samples: int64 [samples] for numbers, else a list."""
+        """Returns one field of all samples: int64 [samples] for numbers, else a list."""
 
     def at(self, error: DecodeError, i: int) -> DecodeError:
-        """The error, with the sample's place filled in."""
+        """Returns the error, with the sample's place filled in."""
 
     def fingerprint(self) -> str:
-        """Short hash of the samples and their order."""
+        """Returns the short hash of the samples and their order."""
 
     def labels(self) -> AnyArray:
-        """Labels of all samples: int64 [samples], or float32 [samples] or [samples, K]."""
+        """Returns the labels of all samples: int64 [samples], or float32 [samples] or [samples, K]."""
 
     def shard_sizes(self) -> ShardSizes:
-        """Number of samples in each shard, in stored order; empty without shards."""
+        """Returns the number of samples in each shard, in stored order; empty without shards."""
 
 
 def label_dtype(labels: AnyArray) -> np.dtype[Any]:

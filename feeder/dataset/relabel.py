@@ -185,7 +185,6 @@ def _transformed(labels: AnyArray, change: TargetTransform) -> AnyArray:
     """
     distinct, places = np.unique(labels, axis=0, return_inverse=True)
     is_class = labels.dtype.kind == "i"
-
     results: list[AnyArray | None] = []
 
     for value in distinct:
@@ -193,7 +192,6 @@ def _transformed(labels: AnyArray, change: TargetTransform) -> AnyArray:
         if is_class and key < 0:
             results.append(None)
             continue
-
         if isinstance(change, Mapping) and key not in change:
             raise ArgumentError(f"target_transform has no entry for the label {key!r}; give one for each label")
         result = np.asarray(change[key] if isinstance(change, Mapping) else change(key))
@@ -201,14 +199,15 @@ def _transformed(labels: AnyArray, change: TargetTransform) -> AnyArray:
             raise ArgumentError(
                 f"target_transform must give a number or a row of numbers, got {str(result)[:80]!r} for label {key!r}"
             )
-
         results.append(result)
+
     found = [result for result in results if result is not None]
     if not found:
         return labels
     if len({result.shape for result in found}) > 1:
         shapes = sorted({str(list(result.shape)) for result in found})
         raise ArgumentError(f"target_transform must give equal shapes for all labels, got {' and '.join(shapes)}")
+
     stays_class = found[0].ndim == 0 and all(result.dtype.kind in "biu" for result in found)
     if stays_class:
         table = np.array([-1 if result is None else int(result) for result in results], np.int64)

@@ -120,17 +120,22 @@ def differing_dataset(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:
 
 
 def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederDataset | None:
+    """Returns the samples of a ``ConcatDataset``; None if they can't be joined. See :func:`as_feeder`."""
     if not keeps_samples(dataset, ConcatDataset) or differing_dataset(dataset) is not None:
         return None
     datasets = [found for each in dataset.datasets if (found := as_feeder(each)) is not None]
+
     readers: list[Reader] = []  # each once, as a reader's buffers are valid only until it reads again
     for each in datasets:
         readers += [reader for reader in joined_in(each.reader) if all(reader is not other for other in readers)]
+
+    # The ids of each dataset's samples among those of all readers, one reader after the other.
     starts = {id(reader): start for reader, start in zip(readers, np.cumsum([0, *map(len, readers)]), strict=False)}
     chosen = []
     for each in datasets:
         ids = np.concatenate([np.arange(len(reader)) + starts[id(reader)] for reader in joined_in(each.reader)])
         chosen.append(ids[each.reader.ids] if isinstance(each.reader, SubsetReader) else ids)
+
     joined: Reader = readers[0] if len(readers) == 1 else JoinedReader(readers)
     ids = np.concatenate(chosen)
     if len(ids) != len(joined) or (ids != np.arange(len(ids))).any():

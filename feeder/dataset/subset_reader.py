@@ -83,7 +83,7 @@ class SubsetReader:
         return self.whole.at(error, int(self.ids[i]))
 
     def fingerprint(self) -> str:
-        """Hash of the other reader's fingerprint and of the ids."""
+        """Returns the hash of the other reader's fingerprint and of the ids."""
         digest = hashlib.blake2b(self.whole.fingerprint().encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.ids).data)
         return digest.hexdigest()

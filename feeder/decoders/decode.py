@@ -171,7 +171,7 @@ def _buffers(images: Iterable[Buffer]) -> list[bytes]:
 
 
 def _headers(buffers: Sequence[bytes], at: Callable[[DecodeError, int], DecodeError]) -> tuple[Uint8s, Int32s]:
-    """Orientations, uint8 [N], and upright (height, width), int32 [N, 2]."""
+    """Returns the orientations, uint8 [N], and the upright (height, width), int32 [N, 2], of images."""
     orientations = np.ones(len(buffers), np.uint8)
     sizes = np.ones((len(buffers), 2), np.int32)
     for row, data in enumerate(buffers):
@@ -249,7 +249,7 @@ def different_sizes_of(first: tuple[str, int, int], other: tuple[str, int, int])
 
 
 def _array(out: torch.Tensor, shape: tuple[int, ...], recipe: Recipe) -> AnyArray:
-    """The array on the memory of ``out``, of the recipe's ``storage_dtype``."""
+    """Returns the array on the memory of ``out``, of the recipe's ``storage_dtype``."""
     import torch
 
     dtype = getattr(torch, recipe.output_dtype)

@@ -77,6 +77,7 @@ class PlannedImages:
     def __init__(self, kernels: Kernels, staged: Staged, planned: Int64s, uploaded: Uploaded) -> None:
         from feeder import _native
 
+        # Images are put in the order of their parts.
         samples, of_view = np.divmod(planned, staged.views)
         self.parts: list[ViewPart] = []
         order = list[Int64s]()
@@ -86,15 +87,19 @@ class PlannedImages:
                 order.append(here[some])
                 self.parts.append(ViewPart(view, samples[here[some]], size))
         self._bounds = np.cumsum([0, *map(len, order)])
+
+        # Views of one image may share its planes: each image has the number of the one that owns its planes.
         here = np.concatenate(order)
         number = np.zeros(len(staged.rows), np.int64)
         number[planned[here]] = np.arange(len(here))
         self._planes = number[staged.owners[planned[here]]]
+
         self._kernels = kernels
         self._device = uploaded.memory.device
         self._plans = uploaded.memory
         plans = [uploaded.plans[i] for i in here.tolist()]
         self._batch = _native.CudaBatch(plans, uploaded.places[here], self._planes, self._bounds)
+
         with self._on_device():
             host = self._host_memory(self._batch.tables_bytes)
             self._batch.write(host.numpy())
@@ -102,6 +107,7 @@ class PlannedImages:
             self._scratch = torch.empty(self._batch.scratch_bytes, dtype=torch.uint8, device=self._device)
             self._scratch[: self._batch.zeroed_bytes].zero_()
             kernels.launch(self._batch.decoding(*self._addresses()), self._stream())
+
             at = self._batch.faults_at
             self._faults = self._host_memory(4 * len(here))
             self._faults.copy_(self._scratch[at : at + 4 * len(here)], non_blocking=True)

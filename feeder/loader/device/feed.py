@@ -155,7 +155,7 @@ class StaticBuffers:
         self._places: list[torch.Tensor] = []
 
     def put(self, batch: Any) -> Any:
-        """The same structure with its tensors in their places; copies are queued on the current stream.
+        """Returns the same structure with its tensors in their places; copies are queued on the current stream.
 
         Raises:
             ArgumentError: if a tensor doesn't fit its place.

@@ -54,7 +54,7 @@ class CudaGuard:
 
 
 def _in_use(device: torch.device | None) -> list[torch.device]:
-    """The GPU, or else all that have a context: to record an event makes one, which takes hundreds of MiB."""
+    """Returns the GPU, or else all that have a context: to record an event makes one, which takes hundreds of MiB."""
     if device is not None:
         return [device]
     has_context: Callable[[int], bool] = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ def page_lock(slots: Slots) -> None:
 
 
 def slot_guard(options: DeviceOptions) -> CudaGuard | None:
-    """The guard of a loader's slots, where they are to be page-locked; else None."""
+    """Returns the guard of a loader's slots, where they are to be page-locked; else None."""
     if options.target is not None and options.target.type == "cuda":
         return CudaGuard(options.target, options.stream())
     if options.pin_memory and torch.cuda.is_available():

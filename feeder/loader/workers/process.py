@@ -28,16 +28,16 @@ class Process(Protocol):
     """A worker process, however it was started."""
 
     def pid(self) -> int | None:
-        """The process id; None if the process was never started."""
+        """Returns the process id; None if the process was never started."""
 
     def ended(self) -> int | None:
-        """The exit code, negative for a signal; None while the process runs."""
+        """Returns the exit code, negative for a signal; None while the process runs."""
 
     def kill(self) -> None:
         """Kills the process, if it still runs."""
 
     def failed_start(self, code: int) -> str | None:
-        """Likely cause and remedy for a process that ended with this code before it said anything.
+        """Returns the likely cause and remedy for a process that ended with this code before it said anything.
 
         Returns:
             None where another process may fare better.

@@ -98,7 +98,7 @@ class Supervisor(Generic[W]):
         return not self._is_closed
 
     def pids(self) -> list[int]:
-        """Process ids of the workers."""
+        """Returns the process ids of the workers."""
         return [pid for worker in self.workers if (pid := worker.process.pid()) is not None]
 
     def start(self, number: int, launch: Callable[[socket.socket], Process]) -> W:

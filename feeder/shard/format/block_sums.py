@@ -37,7 +37,7 @@ class BlockSums:
             view = view[len(piece) :]
 
     def sums(self) -> Uint32s:
-        """The checksums of all blocks so far, uint32 [blocks]."""
+        """Returns the checksums of all blocks so far, uint32 [blocks]."""
         return np.array(self._sums, np.uint32)
 
 

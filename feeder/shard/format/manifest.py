@@ -109,7 +109,7 @@ def matches_checksum(text: bytes) -> bool:
 
 
 def _text(path: str) -> bytes | None:
-    """Bytes of a manifest; None if the file is not there.
+    """Returns the bytes of a manifest; None if the file is not there.
 
     Raises:
         FormatError: if it can't be read, or is larger than any manifest.

@@ -93,7 +93,7 @@ class SetInfo:
 
 
 def version_path(path: str, version: int) -> str:
-    """Path of the header of an earlier version of a set, beside the newest one at ``path``."""
+    """Returns the path of the header of an earlier version of a set, beside the newest one at ``path``."""
     stem, extension = os.path.splitext(path)
     return f"{stem}-{version:06d}{extension}"
 
@@ -241,7 +241,7 @@ class SetHeader:
         return EqualSizes(self.samples, self.equal) if self.equal else compact_sizes(self.rows["samples"])
 
     def shard(self, number: int) -> IndexedShard:
-        """A shard, by its number.
+        """Returns a shard, by its number.
 
         Raises:
             FormatError: if there is no such shard, or its name leads out of the folder.
@@ -251,7 +251,7 @@ class SetHeader:
         return IndexedShard(name, samples, size_bytes, shard_hash, index_bytes, index_hash)
 
     def extent(self) -> tuple[int, int]:
-        """Size of all shards' indexes, bytes, and that of the largest shard."""
+        """Returns the size of all shards' indexes, bytes, and that of the largest shard."""
         return int(self.rows["index_bytes"].sum(dtype=np.int64)), int(self.rows["size_bytes"].max(initial=0))
 
     def file_sizes(self, shards: Int64s) -> tuple[Int64s, Int64s]:
@@ -260,7 +260,7 @@ class SetHeader:
         return rows["size_bytes"].astype(np.int64), rows["index_bytes"].astype(np.int64)
 
     def shard_name(self, number: int) -> str:
-        """File name of a shard, by its number.
+        """Returns the file name of a shard, by its number.
 
         Raises:
             FormatError: if there is no such shard, or its name leads out of the folder.
@@ -278,7 +278,7 @@ class SetHeader:
         return name
 
     def number_of(self, name: str) -> int | None:
-        """Number of the shard that a file is, or is the index of; None if it is neither."""
+        """Returns the number of the shard that a file is, or is the index of; None if it is neither."""
         if self._pattern is not None:
             digits = re.match(r"\d{1,20}", name[len(self._pattern[0]) :])
             number = int(digits[0]) if digits else self.shards
@@ -290,12 +290,12 @@ class SetHeader:
         return self._numbers.get(name)
 
     def sample_range(self, number: int) -> tuple[int, int]:
-        """Number of the first sample of a shard, and that after its last one."""
+        """Returns the number of the first sample of a shard, and that after its last one."""
         first, end = self.shard_sizes.starts(np.array([number, number + 1])).tolist()
         return first, end
 
     def index_name(self, number: int) -> str:
-        """File name of the index of a shard, by the shard's number."""
+        """Returns the file name of the index of a shard, by the shard's number."""
         return os.path.splitext(self.shard_name(number))[0] + self.info.index_suffix
 
     def locate(self, ids: Int64s) -> tuple[Int64s, Int64s]:

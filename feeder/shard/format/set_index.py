@@ -77,7 +77,7 @@ class SetIndex:
         return self.header.samples
 
     def rows(self, ids: Int64s) -> RecordRows:
-        """Properties of some samples, int64 [N].
+        """Returns the properties of some samples, int64 [N].
 
         Raises:
             FormatError: if the index of a shard is missing or damaged.
@@ -94,7 +94,7 @@ class SetIndex:
     def opened(self, shards: Int64s) -> list[ShardIndex]:
         """Returns the indexes of N shards."""
         numbers = shards.tolist()
-        found = self._opened(set(numbers))
+        found = self._opened_by_number(set(numbers))
         return [found[number] for number in numbers]
 
     def extents(self, shards: Int64s, records: AnyArray, rows: Int32s) -> Int64s | None:
@@ -135,7 +135,7 @@ class SetIndex:
         Raises:
             FormatError: if the index of a shard is missing or damaged.
         """
-        found = self._opened(set(shards))
+        found = self._opened_by_number(set(shards))
         if not by_rows:
             return
         steps = {number: index.group("steps") for number, index in found.items()}
@@ -144,45 +144,46 @@ class SetIndex:
                 self.native.add_steps(number, steps[number])
 
     def labels(self) -> AnyArray:
-        """Labels of all samples, int64 [samples], or targets, float32 [samples] or [samples, K]."""
+        """Returns the labels of all samples, int64 [samples], or targets, float32 [samples] or [samples, K]."""
         if not self.targets:
             return self.column("label")
         target = self.column("target")
         return target[:, 0] if target.shape[1] == 1 else target
 
     def key(self, i: int) -> str:
-        """The sample's WebDataset key."""
+        """Returns the sample's WebDataset key."""
         index, row = self._one(i)
         return index.details(row).key.decode("utf-8", "surrogateescape")
 
     def source_path(self, i: int) -> str:
-        """The sample's original path; undecodable bytes as surrogates, as in :func:`os.fsdecode`."""
+        """Returns the sample's original path; undecodable bytes as surrogates, as in :func:`os.fsdecode`."""
         index, row = self._one(i)
         return os.fsdecode(index.details(row).path)
 
     def source_rows(self, ids: Int64s) -> Int64s:
-        """Row numbers of samples in their table, int64 [N]."""
+        """Returns the row numbers of samples in their table, int64 [N]."""
         found = (self._one(i) for i in ids.tolist())
         return np.array([index.details(row).source_row for index, row in found], np.int64)
 
     def row_data(self, i: int) -> bytes:
-        """The sample's ``row_data``, see Note [Sample]; empty if it is not a seekable JPEG."""
+        """Returns the sample's ``row_data``, see Note [Sample]; empty if it is not a seekable JPEG."""
         index, row = self._one(i)
         return np.array(index.row_data(row), "<u4").tobytes()
 
     def place(self, i: int) -> tuple[int, int, int]:
-        """The place of the sample's image: shard, offset and length, bytes."""
+        """Returns the place of the sample's image: shard, offset and length, bytes."""
         shard, row = self._located(i)
         record = self.shard_index(shard).rows()[row]
         return shard, int(record["offset"]), int(record["length"])
 
     def member_place(self, i: int, name: str) -> tuple[int, int, int] | None:
-        """The place of one of the sample's fields, as :meth:`place` has that of its image; None if it lacks it."""
+        """Returns the place of one of the sample's fields, as :meth:`place` has that of its image; None if it lacks
+        it."""
         shard, _ = self._located(i)
         return next(((shard, offset, length) for field, offset, length in self.stored_fields(i) if field == name), None)
 
     def image_field(self, i: int) -> str:
-        """Name of the sample's image field, such as "jpg".
+        """Returns the name of the sample's image field, such as "jpg".
 
         Raises:
             FormatError: if the index has no such field.
@@ -200,7 +201,7 @@ class SetIndex:
                         yield first + row, number, offset, length
 
     def fingerprint(self, labels: AnyArray | None = None) -> str:
-        """Hash of the samples, their order and their labels, or of other ``labels`` that they were given.
+        """Returns the hash of the samples, their order and their labels, or of other ``labels`` that they were given.
 
         From the set's second version on its number follows, after a point.
         """
@@ -211,7 +212,7 @@ class SetIndex:
         return found if info.version == 1 else f"{found}.{info.version}"
 
     def column(self, name: str) -> AnyArray:
-        """Column of all samples: "shard", or as :meth:`ShardIndex.column` has it."""
+        """Returns the column of all samples: "shard", or as :meth:`ShardIndex.column` has it."""
         pieces: list[AnyArray] = []
         for number, index in self._each():
             pieces.append(np.full(index.samples, number) if name == "shard" else self._column_of(index, name))
@@ -233,7 +234,7 @@ class SetIndex:
             yield {name: self._column_of(index, name) for name in names}
 
     def _column_of(self, index: ShardIndex, name: str) -> AnyArray:
-        """A column of a shard's samples, with the set's numbers of fields."""
+        """Returns a column of a shard's samples, with the set's numbers of fields."""
         column = index.column(name)
         return self._renumbered(index)[column] if name in ("field", "member_field") and column.size else column
 
@@ -247,12 +248,12 @@ class SetIndex:
             index.check()
 
     def shard_index(self, shard: int) -> ShardIndex:
-        """The index of a shard, by the shard's number.
+        """Returns the index of a shard, by the shard's number.
 
         Raises:
             FormatError: if it is missing or damaged.
         """
-        return self._open.get(shard) or self._opened({shard})[shard]
+        return self._open.get(shard) or self._opened_by_number({shard})[shard]
 
     @property
     def label_dtype(self) -> np.dtype[Any]:
@@ -262,15 +263,15 @@ class SetIndex:
         return np.dtype(np.float32) if len(self.targets) == 1 else np.dtype((np.float32, (len(self.targets),)))
 
     def shard_path(self, shard: int) -> str:
-        """Full path of a shard, by its number."""
+        """Returns the full path of a shard, by its number."""
         return os.path.join(self._folder, self.header.shard_name(shard))
 
     def row(self, i: int) -> RecordRows:
-        """Properties of one sample."""
+        """Returns the properties of one sample."""
         return self.rows(np.array([i]))
 
     def stored_fields(self, i: int) -> list[tuple[str, int, int]]:
-        """All fields of a sample as :meth:`ShardIndex.stored_fields` has them, by their names."""
+        """Returns all fields of a sample as :meth:`ShardIndex.stored_fields` has them, by their names."""
         index, row = self._one(i)
         return [(field_name(index, field), offset, length) for field, offset, length in index.stored_fields(row)]
 
@@ -294,12 +295,13 @@ class SetIndex:
         (shard,), (row,) = (found.tolist() for found in self.header.locate(np.array([i])))
         return shard, row
 
-    def _opened(self, shards: set[int]) -> dict[int, ShardIndex]:
-        """Returns the indexes of some shards."""
+    def _opened_by_number(self, shards: set[int]) -> dict[int, ShardIndex]:
+        """Returns the indexes of some shards by number; opens those that are not open, and closes the oldest."""
         found = {number: index for number in shards if (index := self._open.get(number))}
         missing = sorted(shards - found.keys())
         if not missing:
             return found
+
         found |= self._read(missing)
         most_bytes = self._most_bytes if self._open_bytes > MIRRORED_BYTES else math.inf
         with self._lock:
@@ -309,6 +311,7 @@ class SetIndex:
                 self._open[number] = index
                 if not index.is_wide:
                     self.native.add(number, index.records)
+
             while len(self._open) > self._most_open or (self._open_bytes > most_bytes and len(self._open) > 1):
                 oldest = next(iter(self._open))
                 self._open_bytes -= self._open.pop(oldest).size_bytes
@@ -321,8 +324,8 @@ class SetIndex:
         return math.inf if self._mirror is None else max(MIRRORED_BYTES, self._mirror.budget_bytes // _BUDGET_DIVISOR)
 
     def _read(self, shards: Sequence[int]) -> dict[int, ShardIndex]:
-        """Maps the indexes of some shards. Those in a store are asked for some at a time, as each is mapped before the
-        next ones are asked for: it may be evicted then."""
+        """Maps the indexes of some shards. Those in a store are fetched and mapped a few at a time: a mapped one may be
+        evicted."""
         header, found = self.header, dict[int, ShardIndex]()
         for first in range(0, len(shards), ASKED_INDEXES):
             some = [(n, header.index_name(n), header.shard(n)) for n in shards[first : first + ASKED_INDEXES]]
@@ -349,7 +352,7 @@ class SetIndex:
         raise AssertionError
 
     def _renumbered(self, index: ShardIndex) -> npt.NDArray[np.uint16]:
-        """The number of each of a shard's fields in the set; unknown ones get the next number."""
+        """Returns the number of each of a shard's fields in the set; unknown ones get the next number."""
         numbers = [self._field_numbers.get(name, len(self.fields)) for name in index.fields]
         return np.array([*numbers, *[len(self.fields)] * ((1 << 16) - len(numbers))], np.uint16)
 

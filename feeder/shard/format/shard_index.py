@@ -360,7 +360,7 @@ class ShardIndex:
         return len(self._data)
 
     def group(self, name: str) -> memoryview:
-        """Bytes of a group, compared with its hash.
+        """Returns the bytes of a group, compared with its hash.
 
         Raises:
             FormatError: if there is no such group, or it is damaged.
@@ -385,15 +385,15 @@ class ShardIndex:
             self.group(name)
 
     def rows(self) -> AnyArray:
-        """All records, a view."""
+        """Returns all records, a view."""
         return np.frombuffer(self.records, self.dtype)
 
     def blocks(self) -> Uint32s:
-        """CRC-32C of each 256 KiB of the shard, uint32 [blocks]."""
+        """Returns the CRC-32C of each 256 KiB of the shard, uint32 [blocks]."""
         return np.frombuffer(self.group("blocks"), "<u4")
 
     def codebooks(self) -> list[bytes]:
-        """Codebooks of the shard's packed JPEGs."""
+        """Returns the codebooks of the shard's packed JPEGs."""
         if "codebooks" not in self.groups:
             return []
         try:
@@ -402,7 +402,8 @@ class ShardIndex:
             raise damaged(self.path, f"its codebooks: {error}") from None
 
     def taken_down(self) -> dict[int, str]:
-        """Hash of the key of each sample that was taken down, by its row; see Note [Tombstones] in tombstones.py."""
+        """Returns the hash of the key of each sample that was taken down, by its row; see Note [Tombstones] in
+        tombstones.py."""
         if TAKEN_DOWN not in self.groups:
             return {}
         try:
@@ -412,8 +413,8 @@ class ShardIndex:
             raise damaged(self.path, f"its samples that were taken down: {error!r}") from None
 
     def stored_fields(self, row: int) -> list[tuple[int, int, int]]:
-        """All fields of a sample, the image first, in the order of its checksum: (number of the field, offset, length)
-        in the shard, bytes."""
+        """Returns all fields of a sample, the image first, in the order of its checksum: (number of the field, offset,
+        length) in the shard, bytes."""
         record = self.rows()[row]
         found = [(int(record["field"]), int(record["offset"]), int(record["length"]))]
         end = found[0][1] + found[0][2]
@@ -426,7 +427,7 @@ class ShardIndex:
         return found
 
     def row_data(self, row: int) -> list[int]:
-        """The sample's values of ``row_data``, see Note [Sample]."""
+        """Returns the sample's values of ``row_data``, see Note [Sample]."""
         record = self.rows()[row]
         at, height, found = int(record["steps"]), int(record["height"]), list[int]()
         steps = np.frombuffer(self.group("steps"), "<u2")
@@ -439,7 +440,7 @@ class ShardIndex:
         return found
 
     def sample(self, row: int) -> SampleRow:
-        """All that there is of a sample."""
+        """Returns all that the index has of a sample."""
         record, details = self.rows()[row], self.details(row)
         numbers = {name: int(record[name]) for name in SampleRow._fields if name in (WIDE.names or ())}
         return SampleRow(
@@ -454,7 +455,7 @@ class ShardIndex:
         )
 
     def details(self, row: int) -> Details:
-        """Details of a sample.
+        """Returns the details of a sample.
 
         Raises:
             FormatError: if they are damaged.
@@ -472,7 +473,7 @@ class ShardIndex:
             raise damaged(self.path, f"row {row} of its details: {error}") from None
 
     def detail_lines(self, first: int, end: int) -> bytes:
-        """The lines of some rows in the group of details, from the first row to that before the end.
+        """Returns the lines of some rows in the group of details, from the first row to that before the end.
 
         Raises:
             FormatError: if they are damaged.
@@ -494,7 +495,7 @@ class ShardIndex:
         return b"\n".join(text.split(b"\n")[first - start : end - start])
 
     def column(self, name: str) -> AnyArray:
-        """A column of all samples: one of the records, "target" as [N, K], "source_bytes" or "source_row"; or
+        """Returns a column of all samples: one of the records, "target" as [N, K], "source_bytes" or "source_row"; or
         "member_field", the numbers of the members' fields."""
         if name in (WIDE.names or ()):
             return self.rows()[name]

@@ -109,7 +109,7 @@ class SampleTable:
         return StoredField(field, OWN_FILE, offset, size)
 
     def file(self, offset: int) -> bytes:
-        """Path of a file that :meth:`add_file` has taken."""
+        """Returns the path of a file that :meth:`add_file` has taken."""
         return bytes(self._files[offset : self._files.index(b"\0", offset)])
 
     def kept(self, fields_of: Callable[[int], Sequence[StoredField] | None]) -> SampleTable:
@@ -133,11 +133,11 @@ class SampleTable:
         return found
 
     def path(self, i: int) -> bytes:
-        """Path of sample ``i``."""
+        """Returns the path of sample ``i``."""
         return bytes(self._paths[self._path_starts[i] : self._path_starts[i + 1]])
 
     def label(self, i: int) -> int:
-        """Label of sample ``i``, -1 for none."""
+        """Returns the label of sample ``i``, -1 for none."""
         return self._labels[i]
 
     def target(self, i: int) -> list[float]:
@@ -151,7 +151,7 @@ class SampleTable:
         return len(self._rows) > 0
 
     def row(self, i: int) -> int:
-        """Row of sample ``i`` in its table, from 0."""
+        """Returns the row of sample ``i`` in its table, from 0."""
         return self._rows[i]
 
     def rows(self, ids: Int64s) -> tuple[SampleTable, list[int]]:
@@ -212,18 +212,18 @@ class SampleTable:
         return self._mtimes[i] != NO_FILE
 
     def size(self, i: int) -> int:
-        """Bytes of sample ``i`` in the source."""
+        """Returns the size of sample ``i`` in the source, bytes."""
         return self._sizes[i]
 
     def stored_fields(self, i: int) -> list[StoredField]:
-        """Fields of sample ``i`` that are in containers, or files beside the image."""
+        """Returns the fields of sample ``i`` that are in containers, or files beside the image."""
         names, span = list(self.fields), slice(self._field_starts[i], self._field_starts[i + 1])
         columns = (self._field_numbers, self._field_containers, self._field_offsets, self._field_lengths)
         rows = zip(*(column[span] for column in columns), strict=True)
         return [StoredField(names[field], *place) for field, *place in rows]
 
     def by_fields(self) -> dict[frozenset[str], array[int]]:
-        """Samples by the names of their fields."""
+        """Returns the samples by the names of their fields."""
         names = list(self.fields)
         groups: dict[frozenset[str], array[int]] = {}
         for i in range(len(self)):
@@ -232,7 +232,7 @@ class SampleTable:
         return groups
 
     def field_counts(self) -> dict[str, int]:
-        """Number of samples with each field, by name."""
+        """Returns the number of samples with each field, by name."""
         numbers = np.frombuffer(self._field_numbers, np.uint16)
         return dict(zip(self.fields, np.bincount(numbers, minlength=len(self.fields)).tolist(), strict=True))
 
@@ -250,19 +250,21 @@ class SampleTable:
         self._target = array("f", numbers.tobytes())
 
     def sizes(self) -> Int64s:
-        """Bytes of every sample, int64 [N]; a view."""
+        """Returns the size of every sample, bytes, int64 [N]; a view."""
         return np.frombuffer(self._sizes, np.int64)
 
     def mtimes(self) -> Int64s:
-        """Modification time of every sample, int64 [N], ns since 1970, NO_FILE for an image that is none; a view."""
+        """Returns the modification time of every sample, int64 [N], ns since 1970, NO_FILE for an image that is none; a
+        view."""
         return np.frombuffer(self._mtimes, np.int64)
 
     def labels(self) -> Int64s:
-        """Label of every sample, int64 [N], -1 for none; a view."""
+        """Returns the label of every sample, int64 [N], -1 for none; a view."""
         return np.frombuffer(self._labels, np.int64)
 
     def digest(self) -> str:
-        """SHA-256 of paths, sizes, labels and targets. Without times, so that a copy of the dataset has the same."""
+        """Returns the SHA-256 of paths, sizes, labels and targets. Times are left out: a copy of the dataset has the
+        same."""
         digest = hashlib.sha256()
         for column in (self._paths, self._path_starts, self._sizes, self._labels):
             digest.update(column)

@@ -124,8 +124,8 @@ class Source:
         self._descriptors: dict[int, int] = {}
 
     def digest(self) -> str:
-        """SHA-256 of paths, sizes, labels, class names and spooled fields. Without times, so that a copy of the dataset
-        has the same."""
+        """Returns the SHA-256 of paths, sizes, labels, class names and spooled fields. Times are left out: a copy of
+        the dataset has the same."""
         parts = [self.table.digest(), self.classes, self.content_digest]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -88,7 +88,7 @@ class ManifestColumns:
             raise ArgumentError(f"no labels are wanted, but column {(self.label or self.targets[0])!r} is asked for")
 
     def only_for_manifests(self) -> str | None:
-        """Name of the first command-line option given that only manifests take; None if none is given."""
+        """Returns the name of the first command-line option given that only manifests take; None if none is given."""
         given = {
             "--path-column": self.path,
             "--image-column": self.image,

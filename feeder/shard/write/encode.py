@@ -77,7 +77,7 @@ class EncodeOptions:
         return cls(settings["encode"], **{name: settings[name] for name in _SETTINGS if settings[name] is not None})
 
     def settings(self) -> dict[str, object]:
-        """Options that the result depends on."""
+        """Returns the options that the result depends on."""
         settings: dict[str, object] = {"encode": self.mode} | {name: getattr(self, name) for name in _SETTINGS}
         return settings if self.mode == "jpeg" else settings | {"quality": None}
 

@@ -93,7 +93,7 @@ class OutputFolder(SetCopy):
                             os.unlink(folder.file(_LOCK))
 
     def work_file(self, name: str) -> str:
-        """Full path of a file that an unfinished run needs."""
+        """Returns the full path of a file that an unfinished run needs."""
         return os.path.join(self.work, name)
 
     def manifest(self) -> Manifest | None:
@@ -101,7 +101,7 @@ class OutputFolder(SetCopy):
         return None if self.force else Manifest.read(self.path)
 
     def image_field(self) -> str | None:
-        """Image field of the finished set in the folder, for the next run to keep; None if it has none."""
+        """Returns the image field of the finished set in the folder, for the next run to keep; None if it has none."""
         manifest = self.manifest()
         return None if manifest is None else manifest.source.get("image_field")
 
@@ -269,7 +269,7 @@ class OutputFolder(SetCopy):
             )
 
     def _new_attempts(self) -> str:
-        """Path of a folder for attempts that does not exist."""
+        """Returns the path of a folder for attempts that does not exist."""
         return self.work_file(f"{_ATTEMPTS}{os.urandom(8).hex()}")
 
     def _remove_attempts(self, path: str) -> None:

@@ -115,7 +115,7 @@ class SetCopy:
         return self.store is not None
 
     def file(self, name: str) -> str:
-        """Full path of a file in the folder."""
+        """Returns the full path of a file in the folder."""
         return os.path.join(self.path, name)
 
     def fetch(self, name: str) -> bool:

@@ -19,12 +19,13 @@ from feeder.system.arrays import AnyArray
 
 
 def index_path(folder: str, shard: str, suffix: str = INDEX_SUFFIX) -> str:
-    """Path of the index of a shard, by the shard's name."""
+    """Returns the path of the index of a shard, by the shard's name."""
     return os.path.join(folder, os.path.splitext(shard)[0] + suffix)
 
 
 def own_suffix(path: str) -> str:
-    """Suffix of the shards' indexes of the set with this header: several sets of the same shards have their own."""
+    """Returns the suffix of the shards' indexes of the set with this header: several sets of the same shards have their
+    own."""
     stem = os.path.splitext(os.path.basename(path))[0]
     return INDEX_SUFFIX if os.path.basename(path) == INDEX_NAME else f"{INDEX_SUFFIX}-{stem}"
 

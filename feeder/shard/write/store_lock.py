@@ -168,7 +168,7 @@ def _this_process() -> dict[str, object]:
 
 
 def _started(pid: int) -> str:
-    """Time at which a process started, in the kernel's ticks; empty if there is none."""
+    """Returns the time at which a process started, in the kernel's ticks; empty if there is none."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]

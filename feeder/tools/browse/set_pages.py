@@ -81,7 +81,7 @@ class SetPages:
         return page
 
     def classes(self, request: Request) -> Response:
-        """Classes by their names or numbers, some hundred a page."""
+        """Returns a page of classes, by their names or numbers, some hundred a page."""
         text = request.query_params.get("text", "").strip()
         found = [each for each in self._view.classes if text.lower() in each.name.lower() or text == str(each.label)]
         first = _number(request, "first")
@@ -178,7 +178,7 @@ class SetPages:
         return _picture(lambda: self._pictures.whole(self._id(request), canvas))
 
     def member(self, request: Request) -> Response:
-        """A further image of a sample, by its member's number."""
+        """Returns a further image of a sample, by its member's number."""
         i, number = self._id(request), _as_number("member", request.path_params["number"])
         members = self._view.members(i)
         if number >= len(members):

@@ -88,7 +88,7 @@ class LoaderTimes:
 
     @property
     def most(self) -> float:
-        """Factor of the rate if nothing waited for data any more."""
+        """The gain if nothing waited for data any more, see :meth:`gain`."""
         return self.gain(0.0)
 
     def gain(self, batch_s: float) -> float:

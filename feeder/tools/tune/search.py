@@ -300,7 +300,7 @@ def _by_cost(points: list[TriedSetting]) -> list[TriedSetting]:
 
 
 def _beats(fast: TriedSetting, slow: TriedSetting) -> bool:
-    """True if one is faster than the other beyond the noise; of single runs, only if by far."""
+    """Returns True if one is faster than the other beyond the noise; after single runs, only if by far."""
     if min(len(fast.turns), len(slow.turns)) >= ROUNDS_TO_TELL:
         return gain(fast.rates, slow.rates).certain
     return fast.rate > (1 + 2 * _NEAR) * slow.rate
