@@ -419,10 +419,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             show_order(self, path.run.unseeded, self._seed)
         return path
 
-    def _aim(self, told: int) -> None:
-        """Sets the epoch for one that a framework tells by the sampler."""
+    def _move_to_epoch(self, told: int) -> None:
+        """Takes up an epoch that a framework tells the sampler."""
         assert self._fast is not None  # only the fast path's samplers tell epochs
-        self._fast.aim(self._told.take(told, self._fast.due_epoch))
+        self._fast.move_to_epoch(self._told.take(told, self._fast.due_epoch))
 
     @property
     def _index_sampler(self) -> Any:

@@ -55,7 +55,7 @@ class _Epochs:
         """Sets the epoch of this sampler and of its loaders, as frameworks do before every epoch."""
         self.epoch = epoch
         for loader in list(self.loaders):
-            loader._aim(epoch)
+            loader._move_to_epoch(epoch)
 
 
 class _Shuffled(_Epochs, RandomSampler):

@@ -190,12 +190,12 @@ class BatchQueue:
             left = None if not self.timeout_s else started + self.timeout_s - time.monotonic()
             if left is not None and left <= 0:
                 raise RuntimeError(f"DataLoader timed out after {self.timeout_s} seconds")
-            self._take(left, batch.reports[last] is None, self.use.check)
+            self._note_reports(left, batch.reports[last] is None, self.use.check)
         self.waited(int((time.monotonic() - started) * 1e9))
         self._queue.popleft()
         return self._finished(batch)
 
-    def _take(self, timeout_s: float | None, *how: Any) -> None:
+    def _note_reports(self, timeout_s: float | None, *how: Any) -> None:
         """Notes the reports of parts that have come back; arguments as in :meth:`Pool.take`."""
         for number, report in self.engine.pool.take(timeout_s, *how):
             self._by_part.pop(number).reports[number] = report
@@ -205,7 +205,7 @@ class BatchQueue:
         self.fill()
         if not self._queue:
             return False
-        self._take(0)
+        self._note_reports(0)
         return not self._queue[0].missing
 
     def __len__(self) -> int:

@@ -73,12 +73,12 @@ class DecodeFeed:
         if not self._queue:
             if self._failure is not None:
                 raise self._failure
-            self._take()
+            self._take_next()
         while len(self._queue) <= _AHEAD and self._failure is None:
             try:
                 if not self.source_ready():
                     break
-                self._take()
+                self._take_next()
             except Exception as failure:  # its turn comes after the batches that are there
                 self._failure = failure
         waiting = self._queue[0]
@@ -112,7 +112,7 @@ class DecodeFeed:
             with self._on_stream():  # what is dropped is collected first
                 self.decoder.drop(staged)
 
-    def _take(self) -> None:
+    def _take_next(self) -> None:
         record = next(self.source)
         if isinstance(record, BaseException):
             self._queue.append(_Waiting(record))
@@ -154,7 +154,7 @@ class DecodeFeed:
 
         for row, error in enumerate(errors):
             if isinstance(error, LeftToCpu):
-                error, substitutions = self._make(self._on_cpu, batch, row, made.part(slice(row, row + 1)))
+                error, substitutions = self._remake(self._on_cpu, batch, row, made.part(slice(row, row + 1)))
                 batch.report.substitutions += substitutions
             if error is not None:
                 named = work.reader.at(error, int(made.ids[row]))
@@ -214,14 +214,14 @@ class DecodeFeed:
         here = arrays.samples.part(slice(row, row + 1))
         position = int(here.positions[0])
         for other in work.instead(here, batch.epoch, None if work.pad is None else arrays.image_size):
-            found, further = self._make(work, batch, row, other)
+            found, further = self._remake(work, batch, row, other)
             if found is None:
                 last = further[-1].substitute if further else int(other.ids[0])
                 batch.report.substitutions.append(Substitution.of(position, error, last))
                 return None
         return no_substitute(error)
 
-    def _make(
+    def _remake(
         self, work: Work, batch: BatchRecord, row: int, sample: Samples
     ) -> tuple[DecodeError | None, list[Substitution]]:
         """Makes one sample of a batch here; returns None or the error, and the substitutions of its making."""
@@ -242,7 +242,7 @@ class DecodeFeed:
 
         images, errors = self._finish(_Waiting(batch, staged), batch, made)
         if isinstance(errors[0], LeftToCpu):
-            verdict, further = self._make(self._on_cpu, batch, row, made)
+            verdict, further = self._remake(self._on_cpu, batch, row, made)
             return verdict, report.substitutions + further
 
         if errors[0] is None:

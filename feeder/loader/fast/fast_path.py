@@ -74,11 +74,11 @@ class FastPath:
         self.dataset = source
         self._given_dataset = dataset
         self.own_order = options.batch_sampler is None
-        self._worker_init = self._init_by(options)
+        self._worker_init = self._worker_init_by(options)
 
         if isinstance(source, Mixture):
             source.loaders.add(self)
-        self._take(source)
+        self._use_dataset(source)
         self.run = RunOrder(source, options, seed, self.work.table)
         self._ledger = Ledger()
 
@@ -97,13 +97,13 @@ class FastPath:
         self._left_after: int | None = None
         self.set_skip(options.skip)
 
-    def _init_by(self, options: LoaderOptions) -> WorkerInit | None:
+    def _worker_init_by(self, options: LoaderOptions) -> WorkerInit | None:
         """Returns what runs in a new worker; None if nothing does."""
         if options.worker_init_fn is None and options.collate_fn is None:
             return None
         return WorkerInit(options.worker_init_fn, options.num_workers, self._given_dataset)
 
-    def _take(self, source: FeederDataset) -> None:
+    def _use_dataset(self, source: FeederDataset) -> None:
         """Takes a dataset, with its recipe, for the next epochs."""
         options = self.options
         self.dataset = source
@@ -144,14 +144,14 @@ class FastPath:
         """See :meth:`RunOrder.check_reweighted`."""
         place = self.place()
         ends = [(place.epoch, place.start)]
-        ends += [(each.place.epoch, each.ordered_until()) for each in self._live()]
+        ends += [(each.place.epoch, each.ordered_until()) for each in self._running()]
         self.run.check_reweighted(changed, at_sample, ends)
 
     def reweight(self) -> None:
         """Takes up the weights of a mixture that were set."""
         assert isinstance(self.dataset, Mixture)
         self.run.reweight(self.dataset.shares)
-        live = self._live()
+        live = self._running()
         for iterator in self._iterators:
             if iterator.progress in live:
                 split = self.run.split(iterator.epoch.options, iterator.progress.place)
@@ -159,7 +159,7 @@ class FastPath:
         if self._progress in live and isinstance(self._read_ahead, ReadAhead):
             self._begin_read_ahead(self._progress)
 
-    def _live(self) -> list[EpochProgress]:
+    def _running(self) -> list[EpochProgress]:
         """Returns the progress of the iterators that have batches left."""
         found = [iterator.progress for iterator in self._iterators]
         return [each for each in found if each.split is not None and not each.exhausted]
@@ -185,11 +185,12 @@ class FastPath:
             owner: The loader, which the iterator keeps alive.
         """
         if options.worker_init_fn is not self.options.worker_init_fn:  # Lightning sets it between epochs
-            self._worker_init = self._init_by(options)
+            self._worker_init = self._worker_init_by(options)
             self.retire()
         self.options = options
         self._follow_dataset()
         self._bar_substitutes(options.skip)
+
         place, progress = self._next, self._progress
         split = self.run.split(options, place) if self.own_order else None
         if split is not None and not self._has_told:  # the caller may not expect this split
@@ -200,17 +201,19 @@ class FastPath:
         self._is_refused = False
         try:
             iterator = FastIterator(self._epoch(place, split), owner)
-        except BaseException as error:  # nothing of it was handed out: the next one starts there
+        except BaseException as error:  # no batch was handed out: the next iterator starts at the same place
             self._next = place
             self._is_refused = isinstance(error, ArgumentError)
             self._progress = progress
             raise
-        self._note(place, split)
+
+        self._begin_span(place, split)
         self._iterator = weakref.ref(iterator)
         self._iterators.add(iterator)
         return iterator
 
     def _epoch(self, place: Place, split: Split | None) -> Epoch:
+        """Returns the epoch, or the rest of one, that begins at a place."""
         options, replay = self.options, self._replay(place)
         if self._service is not None and self._service.only:
             options = dataclasses.replace(options, timeout=0.0)  # the relay's error says more
@@ -249,8 +252,8 @@ class FastPath:
             self._read_ahead = DrawnAhead(reader, progress, made)
 
     def _agree(self, progress: EpochProgress) -> None:
-        """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
-        last; see :mod:`feeder.loader.rank_agreement`."""
+        """Compares an epoch that all ranks split: tells the others at its first batch, looks for differences at its
+        second and last. See :mod:`feeder.loader.rank_agreement`."""
         split, steps = progress.split, progress.steps
         if split is None or steps not in (0, 1, len(split) - 1):
             return
@@ -280,7 +283,7 @@ class FastPath:
         sizes = self.options.sizes is not None
         if self.options.collate_fn is None and (reason := sizeless(now, sizes)) is not None:
             raise ArgumentError(f"the dataset's transform was changed, and {reason}; or make another loader")
-        self._take(now)
+        self._use_dataset(now)
         self.retire()
 
     def set_epoch(self, epoch: int) -> None:
@@ -298,13 +301,15 @@ class FastPath:
 
     @property
     def due_epoch(self) -> int:
-        """The epoch of the iterator that has given nothing yet, else of the next."""
+        """The epoch of the iterator that has given nothing yet, else of the next one."""
         iterator = self._latest
         return self._next.epoch if iterator is None or not iterator.is_untouched else iterator.progress.place.epoch
 
-    def aim(self, epoch: int) -> None:
-        """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
-        nothing yet, else of the next."""
+    def move_to_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the iterator that has given nothing yet, else of the next one.
+
+        A framework may make the iterator before it sets the epoch.
+        """
         self._agreement.epoch_was_set()
         iterator = self._latest
         if iterator is None or not iterator.is_untouched:
@@ -315,9 +320,9 @@ class FastPath:
             iterator.end()
             split = self.run.split(self.options, place)
             iterator.begin(self._epoch(place, split))
-            self._note(place, split)
+            self._begin_span(place, split)
 
-    def _note(self, place: Place, split: Split | None) -> None:
+    def _begin_span(self, place: Place, split: Split | None) -> None:
         """Notes how the epoch is split from a place on."""
         if split is not None:
             skip = self.options.skip or None
@@ -398,9 +403,9 @@ class FastPath:
         words = np.stack([self._ledger.meter.words, self.work.meter.words, *workers])
         stats = self._ledger.stats(words, replaced, processes, ids, self.decoder)
         slots = dict(NO_SLOTS) if iterator is None else iterator.slots()
-        return {**stats, "backend": self.backend, "slots": slots, **self._sources()}
+        return {**stats, "backend": self.backend, "slots": slots, **self._source_counts()}
 
-    def _sources(self) -> dict[str, Any]:
+    def _source_counts(self) -> dict[str, Any]:
         """Returns what all ranks have had of each source of a mixture; empty for any other dataset."""
         order = self.run.unseeded if self._seed.known is None else self.order  # self.order would wait for rank 0
         if not isinstance(order, MixtureOrder):
@@ -430,7 +435,7 @@ class FastPath:
         return engine
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers that run now."""
+        """Returns the process ids of the workers that run now."""
         return [] if self._engine is None else self._engine.worker_pids()
 
     def _replay(self, place: Place) -> Replay | None:

@@ -36,10 +36,10 @@ _log = logging.getLogger("feeder")
 
 _SERVED = "feeder.loader.fast.served_worker:work_loop"
 _EMPTY_REPORT = PartReport()
-_SAME_PART_LIMIT = 3
-_FRUITLESS_LIMIT = 10
-GRACE_S = 1.0
-LOOK_S = 1.0
+_SAME_PART_LIMIT = 3  # deaths of workers that make the same part
+_FRUITLESS_LIMIT = 10  # deaths in a row without a finished part, and one more for each worker
+GRACE_S = 1.0  # for workers to end or to finish parts that are not wanted
+LOOK_S = 1.0  # between two looks for silent workers, at most
 _GATHER_MS = 100  # longest time that other messages wait for that of a batch's last part
 
 
@@ -190,7 +190,7 @@ class Pool(Supervisor[_Worker]):
             wait = min(LOOK_S, self.options.hang_timeout_s / 4)
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
             try:
-                self._look(max(0, math.ceil(left * 1000)), last_missing)
+                self._wait_once(max(0, math.ceil(left * 1000)), last_missing)
             except WorkerError:
                 self._is_broken = True
                 raise
@@ -200,13 +200,14 @@ class Pool(Supervisor[_Worker]):
         results, self._results = self._results, []
         return results
 
-    def _look(self, most_ms: int, last_missing: bool) -> None:
-        """Waits once; takes in what came back, and replaces workers that have ended or hang."""
-        for number in self._sleep(most_ms, last_missing):
+    def _wait_once(self, most_ms: int, last_missing: bool) -> None:
+        """Waits once; handles the messages that came, and replaces workers that have ended or hang."""
+        for number in self._wait_for_messages(most_ms, last_missing):
             worker = self.receive(number)
-            self._take_in(number)
+            self._handle_messages(number)
             if worker.has_closed:
                 self._replace(number)
+
         # Looking for silent workers takes locks: not after every part.
         if time.monotonic_ns() >= self._next_look_ns:
             self._next_look_ns = time.monotonic_ns() + int(min(LOOK_S, self.options.hang_timeout_s / 4) * 1e9)
@@ -214,9 +215,12 @@ class Pool(Supervisor[_Worker]):
                 if self._hangs(number):
                     self._replace(number)
 
-    def _sleep(self, most_ms: int, last_missing: bool) -> list[int]:
-        """Waits for any worker's message; if a batch's last part is missing, for that one, but not for long. Returns
-        the numbers of the workers to receive from."""
+    def _wait_for_messages(self, most_ms: int, last_missing: bool) -> list[int]:
+        """Waits for any worker's message; if a batch's last part is missing, for that one, but not for long.
+
+        Returns:
+            The numbers of the workers to receive from.
+        """
         if not (most_ms and last_missing) or any(worker.received for worker in self.workers):
             return self.wait(most_ms)
         if self._sent.poll(min(most_ms, _GATHER_MS)):
@@ -224,7 +228,7 @@ class Pool(Supervisor[_Worker]):
         return self.wait(0)
 
     def abandon(self) -> None:
-        """Gives up all parts that are out. Those that a worker is making are waited for and dropped.
+        """Gives up all parts that are out. Waits for those that a worker is making, and drops them.
 
         Raises:
             WorkerError: if a worker is missing, or :meth:`take` has failed: the pool is of no more use.
@@ -244,7 +248,7 @@ class Pool(Supervisor[_Worker]):
                 deadline += GRACE_S
 
     def _drop_unclaimed(self) -> bool:
-        """Forgets all parts but those that a worker is making, wherever giving out or taking in was interrupted.
+        """Forgets all parts but those that a worker is making, wherever an interrupt left the pool.
 
         Returns:
             True if there are any left.
@@ -278,6 +282,7 @@ class Pool(Supervisor[_Worker]):
             self.close()
 
     def _start(self, number: int) -> None:
+        """Starts a process, and sends it its options and the shared memory."""
         self.start(number, self._launch)
         board, payload = self.board, self._payload
         payload_bytes = 0 if payload is None else payload.size_bytes
@@ -299,7 +304,7 @@ class Pool(Supervisor[_Worker]):
             return fork(_SERVED, connection)
         return InContext(context, work_loop, (connection, self._work, self.options.init))
 
-    def _take_in(self, number: int) -> None:
+    def _handle_messages(self, number: int) -> None:
         """Handles the messages that were received from a worker: results, parts that it declined, a failed start."""
         for part, data in self.messages(number):
             message = pickle.loads(data) if data else None
@@ -307,13 +312,13 @@ class Pool(Supervisor[_Worker]):
                 raise WorkerError(f"worker {number} could not start:\n{message}")
             self._fruitless = 0
             if isinstance(message, Declined):
-                self._give_again(part, message.row)
+                self._reissue(part, message.row)
                 continue
             self._failures.pop(part, None)
             if self._outstanding.pop(part, None) is not None:
                 self._results.append((part, _EMPTY_REPORT if message is None else message))
 
-    def _give_again(self, number: int, row: int) -> None:
+    def _reissue(self, number: int, row: int) -> None:
         """Gives a part to another worker than the one that had it."""
         part = self._outstanding.get(number)
         if part is not None:
@@ -335,7 +340,7 @@ class Pool(Supervisor[_Worker]):
         worker = self.workers[number]
         code = self.end(number)
         before = len(self._results)
-        self._take_in(number)
+        self._handle_messages(number)
         if len(self._results) > before:
             return
 
@@ -368,7 +373,7 @@ class Pool(Supervisor[_Worker]):
         self._failures.update(part.number for part in parts)
         is_same = any(self._failures[part.number] >= _SAME_PART_LIMIT for part in parts)
         if self._fruitless > _FRUITLESS_LIMIT + self.options.workers or is_same:
-            raise WorkerError(self._hopeless(cause, keys))
+            raise WorkerError(self._why_hopeless(cause, keys))
         self._start_anew(number, parts)
 
     def _start_anew(self, number: int, parts: list[Part]) -> None:
@@ -381,7 +386,8 @@ class Pool(Supervisor[_Worker]):
         self._given_out_ns = time.monotonic_ns()
         self.board.again(parts)
 
-    def _hopeless(self, cause: str, keys: tuple[str, ...]) -> str:
+    def _why_hopeless(self, cause: str, keys: tuple[str, ...]) -> str:
+        """Returns the message for workers that die again and again, with what to look at."""
         names = ", ".join(keys) if keys else "none"
         advice = ["at these samples with `feeder inspect --verify`"] if keys else []
         advice.append("at what they printed")
@@ -393,11 +399,13 @@ class Pool(Supervisor[_Worker]):
         )
 
     def _keys(self, part: Part) -> tuple[str, ...]:
+        """Returns the keys of a part's samples."""
         ids = self._ring.views[part.slot].samples.ids[part.first : part.first + part.rows]
         return tuple(str(self._work.reader.field(i, "key")) for i in ids.tolist())
 
 
 def _cause(code: int) -> str:
+    """Returns the words for an exit code; negative for a signal."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -172,13 +172,13 @@ class Replay:
         }
 
     def _own_state(self) -> Any:
-        """The sampler's state; None if it gives none: it is replayed then, and the digest tells."""
+        """Returns the sampler's state; None if it gives none: it is replayed then, and the digest tells."""
         with contextlib.suppress(Exception):
             return None if self._stateful is None else self._stateful.state_dict()
         return None
 
     def _sources(self) -> dict[str, RandomSource]:
-        """The generators that are attributes of the sampler, or of one that it wraps."""
+        """Returns the generators that are attributes of the sampler, or of one that it wraps."""
         return {
             f"{path}{name}": value
             for path, sampler in self._samplers.items()

@@ -69,7 +69,7 @@ class Directory:
             self._start_helper()
 
     def close(self) -> None:
-        """Lets go of the helper process, if there is one."""
+        """Closes the connection to the helper process, if there is one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -92,7 +92,7 @@ class Directory:
     def _read_file(self, path: str) -> None:
         try:
             with open(path, "rb") as file:
-                self._take(file.read(_MOST_BYTES))
+                self._parse(file.read(_MOST_BYTES))
         except OSError as error:
             self.problem = f"{path}: {error.strerror}"
 
@@ -119,12 +119,12 @@ class Directory:
         except OSError:
             data = b""
         if data:
-            self._take(data)
+            self._parse(data)
         else:
             self.close()
 
-    def _take(self, data: bytes) -> None:
-        """Takes in an object ``{"token": ..., "servers": [[host, port], ...]}``, ``{"problem": ...}`` or both."""
+    def _parse(self, data: bytes) -> None:
+        """Reads an object ``{"token": ..., "servers": [[host, port], ...]}``, ``{"problem": ...}`` or both."""
         try:
             found: Any = json.loads(data)
             if "servers" not in found:
