@@ -53,7 +53,7 @@ class ShardReader(ShardFields):
 
     Args:
         index: Path of the index file.
-        exif: Whether to apply EXIF orientation.
+        exif: True to apply EXIF orientation.
         version: Number of the version of the set, from 1; None for the newest.
         mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
 
@@ -105,24 +105,28 @@ class ShardReader(ShardFields):
         rows = index.rows(ids)
         orientations, sizes, errors = self._stored(ids, rows)
 
+        # The index has the sizes, so crops are drawn, and the bytes that they need known, before anything is read.
         found = None if wanted is None else rows.extents(wanted(orientations, sizes))
         first_rows = None if found is None else found[:, 0].astype(np.int32)
         shards, offsets, lengths = rows.shard, rows.offset, rows.length
         places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
-        # The bytes to read of each image, as (head, begin, end): the first ``head``, and those from begin to end.
+        # The bytes of each image to read, as (head, begin, end): the first ``head``, and those from begin to end.
         ranges = [(0, 0, length) for _, _, length in places] if found is None else found[:, 1:].tolist()
 
         if self.mirror is not None:
             self._bring(places, ranges)
+
+        # Nothing is allocated for an image that does not lie in its shard.
         entries = {shard: self._open(shard) for shard in {shard for shard, _, _ in places}}
         size_of = {shard: entry.size_bytes for shard, entry in entries.items()}
         inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
         if count and int(lengths.max()) > LARGE_BYTES:
             self._refuse_large(ids, places, inside, errors)
 
+        # All images are read into one piece of memory, in the order in which they lie on the disk.
         total = sum(head + end - begin for (head, begin, end), good in zip(ranges, inside, strict=True) if good)
         files = self._own_files()
-        stay_open = files.entries.keys() >= entries.keys()  # else some were closed, to open the others
+        stay_open = files.entries.keys() >= entries.keys()  # False if some were closed to open others
         view = self._arena(files, total, ids)
         buffers = [view[:0]] * count
         stored_order = np.lexsort((offsets, shards)).tolist()
@@ -152,6 +156,7 @@ class ShardReader(ShardFields):
                 buffers[row] = view[:0]
 
         self.note_read(total, time.perf_counter_ns() - started)
+        # See Note [Shards that change].
         changed = {s for s, entry in entries.items() if self._has_changed(entry if stay_open else self._open(s))}
         for i, (shard, _, _), failed in zip(ids.tolist() if changed else (), places, errors, strict=False):
             if shard in changed and failed is None:
@@ -177,8 +182,12 @@ class ShardReader(ShardFields):
             self._bring(places, [(0, 0, length) for _, _, length in places])
 
     def note_read(self, size_bytes: int, time_ns: int) -> None:
-        """Counts a read that was announced to the kernel; of another one notes whether it took long, so that the next
-        ones are announced."""
+        """Decides, by the time that a read took, if the next reads are announced to the kernel.
+
+        Args:
+            size_bytes: The bytes that were read.
+            time_ns: The time of all of them.
+        """
         files = self._own_files()
         if size_bytes <= READ_AHEAD_BYTES:
             return
@@ -288,6 +297,7 @@ class ShardReader(ShardFields):
                 int(ids[i]),
             )
         orientations[turned_wrongly] = 1
+
         sizes = np.empty((len(ids), 2), np.int32)
         sizes[:, 0], sizes[:, 1] = rows.height, rows.width
         for i in np.flatnonzero(sizes.min(axis=1, initial=1) < 1).tolist():
@@ -296,6 +306,7 @@ class ShardReader(ShardFields):
                 DecodeError(f"the index gives its size as {width}x{height}; rebuild it with `feeder index`"),
                 int(ids[i]),
             )
+
         swapped = orientations >= SWAPPING_ORIENTATIONS[0]
         if swapped.any():
             sizes[swapped] = sizes[swapped, ::-1]
@@ -308,7 +319,7 @@ class ShardReader(ShardFields):
         inside: list[bool],
         errors: list[DecodeError | None],
     ) -> None:
-        """Turns large samples that are not images into errors, before memory is allocated for them."""
+        """Refuses large samples that are no images, before memory is allocated; changes ``inside`` and ``errors``."""
         for row, (shard, offset, length) in enumerate(places):
             if inside[row] and length > LARGE_BYTES:
                 try:
@@ -395,6 +406,7 @@ class ShardReader(ShardFields):
         if length > entry.size_bytes or offset > entry.size_bytes - length:
             reason = f"expected {length} bytes at byte {offset}, the shard has {entry.size_bytes} bytes"
             raise self.at(DecodeError(reason), i)
+
         data = bytearray(length)
         try:
             read_into(entry.descriptor, offset, memoryview(data))
@@ -405,7 +417,7 @@ class ShardReader(ShardFields):
         return bytes(data)
 
     def _has_changed(self, entry: OpenFile) -> bool:
-        """Returns whether a shard may have changed since the reader was made; see Note [Shards that change].
+        """Returns True if a shard may have changed since the reader was made; see Note [Shards that change].
 
         The bytes of a mirror are checked before they are read, and its shards when they are opened.
         """
@@ -435,6 +447,7 @@ class ShardReader(ShardFields):
             )
 
     def _open(self, shard: int) -> OpenFile:
+        """Returns a shard that is open in this thread, and opens it if need be; raises FormatError if it can't be."""
         files = self._own_files()
         entries = files.entries
         entry = entries.get(shard)
@@ -458,6 +471,7 @@ class ShardReader(ShardFields):
         return entry
 
     def _own_files(self) -> OpenFiles:
+        """Returns the open files of this thread, and of this process after a fork."""
         files: OpenFiles | None = getattr(self._local, "files", None)
         if files is None or files.pid != os.getpid():
             files = self._local.files = OpenFiles()

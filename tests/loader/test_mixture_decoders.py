@@ -150,7 +150,7 @@ def test_a_sample_that_only_the_decoder_finds_bad_is_replaced_from_its_source_an
     mixed = MixedWork(mixture.reader, mixture.recipe, "cpu", mixture.extras, 3, names=mixture.names, works=works)
     mixed.left_out = mixture.ids("b", [0, 5])
     bad = Samples(np.array([17]), mixture.ids("b", 7), np.array([2]))
-    found = list(mixed.instead(bad, 0))
+    found = list(mixed.substitute_samples(bad, 0))
     alone = Work(given["b"].reader, given["b"].recipe, "cpu", seed=source_seed(3, "b"), left_out=np.array([0, 5]))
     assert mixture.named([int(each.ids[0]) for each in found]) == [("b", i) for i in alone.substitutes(2, 17)]
     assert {(*each.positions.tolist(), *each.repeats.tolist()) for each in found} == {(17, 2)}

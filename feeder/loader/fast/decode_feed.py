@@ -213,7 +213,7 @@ class DecodeFeed:
         work, arrays = self.work, batch.arrays
         here = arrays.samples.part(slice(row, row + 1))
         position = int(here.positions[0])
-        for other in work.instead(here, batch.epoch, None if work.pad is None else arrays.image_size):
+        for other in work.substitute_samples(here, batch.epoch, None if work.pad is None else arrays.image_size):
             found, further = self._remake(work, batch, row, other)
             if found is None:
                 last = further[-1].substitute if further else int(other.ids[0])

@@ -126,8 +126,8 @@ class Engine:
         layout = self._ring.layout
         if size is not None and not layout.holds(size):
             return False
-        is_large = not self._work.makes_batches or layout.images == self._work.image_columns
-        return is_large and rows <= layout.batch_size
+        is_large_enough = not self._work.makes_batches or layout.images == self._work.image_columns
+        return is_large_enough and rows <= layout.batch_size
 
     def parts(self, rows: int) -> list[tuple[int, int]]:
         """Returns (first row, number of rows) of the parts of the next batch, which has so many rows."""
@@ -182,6 +182,7 @@ class Engine:
         :meth:`fits`."""
         if self.fits(rows, size):
             return
+
         if not self._has_slots(rows, size):
             self.close()
             if size is not None and not self._work.layout(rows).holds(size):
@@ -197,12 +198,13 @@ class Engine:
                 if self._options.guard is not None:
                     page_lock(ring)
             self._ring = ring
+
         assert self._ring is not None
         parts = self._ring.slots * self._most_parts(self._ring.layout)
         self._pool = Pool(self._work, self._ring, parts, self._options, self._stages, self.replacements)
 
     def end_iterator(self) -> None:
-        """Ends an iterator's use of the engine. Batches that are being made are dropped."""
+        """Ends an iterator's use of the engine; drops the batches that are being made."""
         if not self.is_ours:
             return
         try:

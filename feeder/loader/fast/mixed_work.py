@@ -79,11 +79,11 @@ class MixedWork(Work):
             groups.setdefault(key, []).append(row)
         return sources, Samples.of(samples.positions, samples.ids - self.starts[sources]), groups
 
-    def instead(self, sample: Samples, epoch: int, within: tuple[int, int] | None = None) -> Iterator[Samples]:
-        """See :meth:`Work.instead`."""
-        (source,), _, ((_, of_pass),) = self._grouped(sample)
-        for other in self._of_source(source).instead(sample, of_pass):
-            yield sample._replace(ids=other.ids + self.starts[source])
+    def substitute_samples(self, bad: Samples, epoch: int, within: tuple[int, int] | None = None) -> Iterator[Samples]:
+        """See :meth:`Work.substitute_samples`."""
+        (source,), _, ((_, of_pass),) = self._grouped(bad)
+        for other in self._of_source(source).substitute_samples(bad, of_pass):
+            yield bad._replace(ids=other.ids + self.starts[source])
 
     def as_drawn(self, made: Samples, asked: Samples) -> Samples:
         """See :meth:`Work.as_drawn`: a substitute is drawn in the pass of its source."""

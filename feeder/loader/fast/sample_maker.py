@@ -1,4 +1,4 @@
-"""One part of a batch: read, draw, decode or stage. The same in a worker process and in the caller's own.
+"""Makes the samples of a part of a batch: reads, draws, decodes or stages, in a worker or in the caller's process.
 
 Needs no torch.
 """
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from feeder.transforms.op import Params
     from feeder.transforms.pad_to_batch import PadToBatch
 
-_DRAWN_SUBSTITUTES = 1024  # until so many have fit in a padded batch
+_DRAWN_SUBSTITUTES = 1024  # attempts, where not every sample may be a substitute
 _WRONG_ROWS = (
     "the index has wrong places for the rows of an image, so the image was read a second time; "
     "`feeder inspect --verify` names all such images"
@@ -292,6 +292,7 @@ class Work:
         stager = self.stager
         if stager is not None and not stager.plans:
             return None
+
         recipe = recipes[0]
         found = self._runners.get(id(recipe))
         if found is None:
@@ -332,13 +333,14 @@ class Work:
             position: The bad sample's position in the epoch.
             within: (height, width) of a padded batch, which they fit in; None: all do.
         """
-        if self.table is None and self.groups is not None:  # on another machine, which has not ordered the samples
+        if self.table is None and self.groups is not None:  # a server of the input service has not ordered samples
             from feeder.loader.fast.batch_sizes import bucket_table  # few workers need it
 
             self.table = bucket_table(self.groups, self.reader)
         if self.table is None:
             yield from self._drawn(lambda k: substitute(position, k, len(self.reader), self.seed, epoch), epoch, within)
             return
+
         assert self.groups is not None  # or there were no table
         tried: set[int] = set()
         for bucket in self.table.substitute_buckets(position, self.groups):
@@ -348,10 +350,10 @@ class Work:
                     yield i
                 tried.add(i)
 
-    def instead(self, sample: Samples, epoch: int, within: tuple[int, int] | None = None) -> Iterator[Samples]:
-        """Yields what to try in place of a bad sample, see :meth:`substitutes`."""
-        for i in self.substitutes(epoch, int(sample.positions[0]), within):
-            yield Samples.of(sample.positions, np.array([i]))
+    def substitute_samples(self, bad: Samples, epoch: int, within: tuple[int, int] | None = None) -> Iterator[Samples]:
+        """Yields the samples to try in place of a bad one, see :meth:`substitutes`."""
+        for i in self.substitutes(epoch, int(bad.positions[0]), within):
+            yield Samples.of(bad.positions, np.array([i]))
 
     def _drawn(self, draw: Callable[[int], int], epoch: int, within: tuple[int, int] | None) -> Iterator[int]:
         """Yields the first 16 samples that attempts draw, without those that are left out or don't fit."""
@@ -409,7 +411,7 @@ class Work:
         sink, report, heartbeat, ids = part.sinks[0], part.report, part.heartbeat, samples.ids
         started = time.perf_counter_ns()
 
-        # Before the images, which are valid until the reader's next call.
+        # Extras come first: images are valid only until the reader's next call.
         extras = read_extras(self.extras, self.reader, ids)
         drawing = _Drawing(self, part, self.keys(samples), extras)
         takes_rows = self.decoder.takes_rows if self.stager is None else self.stager.takes_rows
@@ -422,7 +424,7 @@ class Work:
         errors = _add(report, sink, encoded, rows, draws)
 
         if encoded.first_rows is not None:
-            # Rows alone don't say what is wrong with a file, or that the index is.
+            # Images that failed by their rows are read as a whole: the file may be bad, or the index alone.
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
             if again:
                 heartbeat()
@@ -443,7 +445,7 @@ class Work:
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
     def _add_extras(self, part: _Part, rows: Int64s, errors: list[DecodeError | None]) -> None:
-        """Reads and puts in the part the targets and further fields of rows whose only image is there.
+        """Reads the targets and further fields of rows whose image a native call has made, and puts them in the part.
 
         Args:
             part: The part.
@@ -455,12 +457,14 @@ class Work:
         values = read_extras(self.extras, self.reader, samples.ids)
         self.meter.add("read", time.perf_counter_ns() - started)
         part.heartbeat()
+
         drawing = _Drawing(self, part, self.keys(samples), values)
         draws: tuple[Draws, ...] = ()
         if any(extra.follows_draws for extra in self.extras):
             known = self.reader.stored(samples.ids)
-            assert known is not None  # as the images were made without reading their headers
+            assert known is not None  # else no native call would have made the images
             draws = drawing.draw(known[1])
+
         found: list[DecodeError | None] = [None] * len(rows)
         put_extras(self.values, values, part.view, report, rows, draws, found)
         for row, i, error in zip(rows.tolist(), samples.ids.tolist(), found, strict=True):
@@ -489,6 +493,7 @@ class Work:
             self.meter.add_each("read", np.zeros(0, np.int64), sum(map(len, encoded.buffers)))  # with the extras
 
     def _read(self, ids: Int64s, started: int, drawing: _Drawing | None = None) -> ReadSamples:
+        """Reads samples, with ``drawing`` only the rows that their crops need; counts the time since ``started``."""
         encoded = self.reader.read(ids, drawing.rows if drawing is not None and drawing.crops_first else None)
         size_bytes = sum(map(len, encoded.buffers))
         spent_ns = time.perf_counter_ns() - started - (0 if drawing is None else drawing.spent_ns)
@@ -496,6 +501,7 @@ class Work:
         return encoded
 
     def _replace(self, part: _Part, row: int, error: DecodeError) -> None:
+        """Makes a substitute in the place of a bad sample; raises DecodeError if bad samples are not skipped."""
         if not self.skip:
             raise error
         here, position = np.array([row]), int(part.view.samples.positions[row])
@@ -507,8 +513,16 @@ class Work:
 
 
 class _Part(NamedTuple):
-    """A part that is being made: epoch and recipes of its draws, its arrays, the ways of its images there, its
-    report."""
+    """A part that is being made.
+
+    Attributes:
+        epoch: The epoch that it is drawn for.
+        recipes: The recipes of its images.
+        view: Its arrays.
+        sinks: The ways of its images into these.
+        report: Its report.
+        heartbeat: Called between the steps, as a sign of life.
+    """
 
     epoch: int
     recipes: tuple[Recipe, ...]
