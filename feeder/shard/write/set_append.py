@@ -71,12 +71,12 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
     path, more = local_path(path), local_path(more)
 
     try:
-        open_it = source_opener(more, path, options)
+        opener = source_opener(more, path, options)
         with locked_output(path, appends=True) as folder:
             manifest, index = _opened(folder)
             options = options.with_settings(manifest.settings)
             check_encoder(options.encode)
-            with contextlib.closing(open_it(folder.work, options.image_field or folder.image_field())) as source:
+            with contextlib.closing(opener(folder.work, options.image_field or folder.image_field())) as source:
                 return _append(folder, manifest, index, source, options, progress or Progress(), started_s)
     except ChoiceError as error:
         question, ways, _ = error.args
@@ -196,7 +196,7 @@ def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
 
 
 def _complete(folder: OutputFolder) -> None:
-    """Does the third step of Note [Append], if the second was done. Else ``append.json`` stays, unused."""
+    """Runs the third step of Note [Append], if the second was done. Else ``append.json`` stays, unused."""
     pending = folder.work_file(_NEXT_MANIFEST)
     if not os.path.exists(pending):
         return

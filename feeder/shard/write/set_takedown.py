@@ -213,7 +213,7 @@ class _Takedown:
             ) from None
 
     def _execute(self, plan: dict[int, dict[int, str]], *, is_resumed: bool) -> None:
-        """Does all steps of Note [Takedown], or what an interrupted run has left of them."""
+        """Runs all steps of Note [Takedown], or those that an interrupted run has left."""
         header, copy = self._header, self._copy
         samples, size_bytes = (sum(getattr(header.shard(n), name) for n in plan) for name in ("samples", "size_bytes"))
         with self._progress.running(samples, size_bytes):

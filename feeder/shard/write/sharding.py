@@ -26,7 +26,7 @@ from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
 from feeder.system.ray_cluster import quiet_ray
 
-_OpenSource = Callable[[str, str | None], Source]  # given a folder for scratch files, and the image field
+_Opener = Callable[[str, str | None], Source]  # opens a source; takes a folder for scratch files, and the image field
 
 
 def shard(
@@ -60,14 +60,14 @@ def shard(
     """
     options = options or ShardOptions()
     path, out = local_path(path), local_path(out or default_out(path))
-    open_it = source_opener(path, out, options)
+    opener = source_opener(path, out, options)
 
     run = _preview if dry_run else run_sharding
-    return run(open_it, out, options, progress or Progress(), force=force)
+    return run(opener, out, options, progress or Progress(), force=force)
 
 
-def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
-    """Returns what opens a source, after a look at the names alone.
+def source_opener(path: str, out: str, options: ShardOptions) -> _Opener:
+    """Returns a function that opens a source; looks at the names of its files alone.
 
     Args:
         path: The source, see :func:`shard`.
@@ -86,7 +86,7 @@ def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
     if any(overlaps_source(place, out) for place in (given, path, *(place for _, place in targets.pairs))):
         raise ShardError(f"{shown_place(out)}: lies inside the source {shown_place(given)}, or is it; name another one")
 
-    def open_it(work: str, image_field: str | None) -> Source:
+    def opener(work: str, image_field: str | None) -> Source:
         source = open_source(
             path,
             options.columns,
@@ -99,7 +99,7 @@ def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
         source.notes[:0] = [] if note is None else [note]
         return source
 
-    return open_it
+    return opener
 
 
 @contextlib.contextmanager
@@ -136,12 +136,12 @@ def default_out(path: str) -> str:
     return os.path.abspath(name) + "-shards"
 
 
-def _preview(open_it: _OpenSource, out: str, options: ShardOptions, progress: Progress, *, force: bool) -> ShardSummary:
-    """Lists and plans alone; returns the expected summary."""
+def _preview(opener: _Opener, out: str, options: ShardOptions, progress: Progress, *, force: bool) -> ShardSummary:
+    """Lists the samples and plans the shards, and writes nothing; returns the expected summary."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch, previewed_output(out, force=force) as folder:
         folder.preview(options.settings())
-        with contextlib.closing(open_it(scratch, options.image_field or folder.image_field())) as source:
+        with contextlib.closing(opener(scratch, options.image_field or folder.image_field())) as source:
             plan = plan_shards(source, options)
 
     for note in source.notes:
@@ -169,7 +169,7 @@ def _preview(open_it: _OpenSource, out: str, options: ShardOptions, progress: Pr
 
 
 def run_sharding(
-    open_it: _OpenSource, out: str, options: ShardOptions, progress: Progress, *, force: bool = False
+    opener: _Opener, out: str, options: ShardOptions, progress: Progress, *, force: bool = False
 ) -> ShardSummary:
     """Makes the set, or finishes it; see :meth:`Run.run`."""
     started_s = time.monotonic()
@@ -178,9 +178,9 @@ def run_sharding(
         with (
             open_engine(options) as engine,
             locked_output(out, force=force) as folder,
-            contextlib.closing(open_it(folder.work, options.image_field or folder.image_field())) as source,
+            contextlib.closing(opener(folder.work, options.image_field or folder.image_field())) as source,
         ):
-            new = Manifest(
+            empty = Manifest(
                 settings=options.settings(),
                 source={},
                 inputs=0,
@@ -193,7 +193,7 @@ def run_sharding(
                 index={},
                 shards=[],
             )
-            return Run(folder, source, options, progress, started_s, engine, new).run()
+            return Run(folder, source, options, progress, started_s, engine, empty).run()
     except OSError as error:
         place = error.filename or shown_place(out)
         reason = error.strerror or str(error)

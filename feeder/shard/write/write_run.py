@@ -57,7 +57,7 @@ class Run:
         progress: Shows the run's progress.
         started_s: Time at which the run began, by the monotonic clock.
         engine: Writes the shards.
-        before: Manifest of the set that the shards are added to, or one without a sample.
+        before: Manifest of the set that the shards are added to; of a new set, an empty one.
         codebooks: For packed images: those that the set has already.
     """
 
@@ -79,11 +79,14 @@ class Run:
         """
         source, folder, settings = self.source, self.folder, self.before.settings
         self.start()
+
+        # The folder may have the finished set, or an unfinished one.
         manifest = folder.manifest()
         if manifest is not None:
             folder.check_complete(manifest, settings, source)
             folder.finish()
             return self.summary(manifest, [])
+
         is_resumed = folder.begin(settings, source)
         written, new = self.write(is_resumed=is_resumed)
 
@@ -125,6 +128,7 @@ class Run:
         Returns:
             All shards, in their order, and those among them that this run wrote.
         """
+        # The plan follows from source and options alone, so a resumed run has the same one.
         source, folder, before, encode = self.source, self.folder, self.before, self.options.encode
         plan = plan_shards(source, self.options)
         names = [f"shard-{len(before.shards) + number:06d}.tar" for number in range(len(plan))]
@@ -133,6 +137,7 @@ class Run:
             self.progress.note(f"resuming the unfinished run in {folder.shown}")
             done = {number: found for number, name in enumerate(names) if (found := self._finished(name))}
 
+        # Samples for a codebook are read before the others, as all shards are packed with it.
         codebook = None
         if encode.mode == "packed" and len(done) < len(plan):
             is_sequential = encode.progressive == "sequential"
@@ -149,6 +154,7 @@ class Run:
         done_bytes = sum(each.record.size_bytes for each in done.values())
         with self.progress.running(len(source.table), size_bytes, done_samples, min(done_bytes, size_bytes)):
             new = self.engine(folder, source, jobs, self.progress)
+
         written = [(done | new)[number] for number in range(len(plan))]
         try:
             self._refuse_empty(written)
@@ -244,6 +250,7 @@ class Run:
         )
 
     def _advise(self, manifest: Manifest, written: Sequence[WrittenShard]) -> None:
+        """Adds notes on the result: fields that are no masks, reasons of rejections, formats that decode slowly."""
         notes = [
             f"{field} of {count(number, 'sample')} is nothing that T.Mask takes, which says why when it reads one"
             for field, number in _total(each.odd_masks for each in written).items()
@@ -330,6 +337,7 @@ def _format_advice(source: Source, seed: int, share: str) -> list[str]:
             info = image_info(image)
             if info.extension not in _FAST_FORMATS and len(timed) < _TIMED_IMAGES:
                 timed.append(((image, info), encoder.encode(image, info)[:2]))
+
     if not timed:
         return []
     now_ms, then_ms = (decode_ms(images) for images in zip(*timed, strict=True))
@@ -359,6 +367,7 @@ def _drawn(source: Source, seed: int, most: int = _DRAWN_SAMPLES) -> list[bytes]
 
 
 def _sequential(image: bytes) -> bytes:
+    """Returns a sequential copy of a progressive JPEG; any other image as it is."""
     from feeder import _native
 
     try:
