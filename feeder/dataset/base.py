@@ -229,7 +229,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             raise ArgumentError(lack)
 
     def _lacks(self, name: str) -> Iterator[str]:
-        """Says of each set that lacks a field what fields it has."""
+        """Yields, for each set that lacks a field, an error's text with the fields that it has."""
         for reader in self.reader.readers if isinstance(self.reader, JoinedReader) else [self.reader]:
             known = reader.field_names()
             if name not in known:

@@ -79,11 +79,11 @@ class ToldEpochs:
         self.forget()
 
     def forget(self) -> None:
-        """Takes the next epoch that is told as it is."""
+        """Makes :meth:`take` return the next epoch that is told as it is."""
         self._latest = 1 << 33, 1 << 33  # no epoch follows this one
 
     def resume(self) -> None:
-        """Takes the next epoch that is told for the one of the state that was loaded."""
+        """Makes :meth:`take` return, for the next epoch that is told, that of the loaded state."""
         self._latest = None
 
     def take(self, told: int, due: int) -> int:

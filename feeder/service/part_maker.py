@@ -68,7 +68,7 @@ def split_json(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _answer(maker: _Maker, kind: int, message: dict[str, Any], payload: bytes) -> tuple[Kind, bytes]:
-    """Does what a message asks for; returns the answer's kind and data."""
+    """Carries out a message; returns the answer's kind and data."""
     answer: dict[str, Any]
     try:
         if kind == Kind.WORK:

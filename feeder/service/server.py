@@ -205,7 +205,7 @@ class Server:
                 self._selector.unregister(each)
 
     def _talk(self, client: Client, events: int) -> None:
-        """Takes what a client has sent, and sends what it has to get. Whatever is wrong costs its connection."""
+        """Receives from a client and sends to it; closes the connection for whatever is wrong."""
         if client.is_closed:
             return
         try:

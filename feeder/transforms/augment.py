@@ -63,7 +63,7 @@ _LEVELS = 10.0  # timm's strengths go from 0 to this
 
 @dataclass(frozen=True, init=False)
 class RandAugment(Op):
-    """Does ``num_ops`` random augmentations of one strength (Cubuk et al., 2019).
+    """Applies ``num_ops`` random augmentations of one strength (Cubuk et al., 2019).
 
     Args:
         num_ops: Number of augmentations.
@@ -114,7 +114,7 @@ class RandAugment(Op):
 
 @dataclass(frozen=True, init=False)
 class TrivialAugmentWide(Op):
-    """Does one random augmentation of random strength (Müller and Hutter, 2021).
+    """Applies one random augmentation of random strength (Müller and Hutter, 2021).
 
     Args:
         num_magnitude_bins: Number of strengths, at least 2.
@@ -177,7 +177,7 @@ def _config(text: str) -> _Config:
 
 @dataclass(frozen=True, init=False)
 class TimmRandAugment(Op):
-    """Does random augmentations as timm's RandAugment, whose set, strengths and probabilities are its own.
+    """Applies random augmentations as timm's RandAugment, whose set, strengths and probabilities are its own.
 
     Args:
         config: timm's configuration, such as "rand-m9-mstd0.5-inc1": strength m (10), number of augmentations n (2),

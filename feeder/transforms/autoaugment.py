@@ -131,7 +131,7 @@ def _pairs(policy: str) -> _Pairs:
 
 @dataclass(frozen=True, init=False)
 class AutoAugment(Op):
-    """Does one of 25 pairs of augmentations, each half with its own probability (Cubuk et al., 2018).
+    """Applies one of 25 pairs of augmentations, each half with its own probability (Cubuk et al., 2018).
 
     Args:
         policy: The pairs: an :class:`AutoAugmentPolicy`, torchvision's own, or "imagenet", "cifar10" or "svhn".

@@ -153,7 +153,7 @@ class Conversion:
         return "\n".join(map(str, self.lines))
 
     def check(self, *, strict: bool) -> None:
-        """Says in one line of the log which ops run in Python.
+        """Logs, in one line, the ops that run in Python.
 
         Args:
             strict: True to refuse them.

@@ -25,7 +25,7 @@ def _over(values: torch.Tensor, divisor: float) -> torch.Tensor:
 
 
 def _blend(other: torch.Tensor, images: torch.Tensor, factors: AnyArray) -> torch.Tensor:
-    """Does Pillow's ``Image.blend``: other + factor * (image - other), cut to uint8.
+    """Computes Pillow's ``Image.blend``: other + factor * (image - other), cut to uint8.
 
     Args:
         other: float32, whole numbers, broadcast to the images.
@@ -73,7 +73,7 @@ def _hue(images: torch.Tensor, turns: AnyArray) -> torch.Tensor:
 
 
 def _to_hsv(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Does Pillow's ``rgb2hsv_row``: hue (int64), saturation and value (float32), 0-255, each [n, H, W]."""
+    """Computes Pillow's ``rgb2hsv_row``: hue (int64), saturation and value (float32), 0-255, each [n, H, W]."""
     colors = images.float()
     high, low = colors.amax(1), colors.amin(1)
     red, green, _ = colors.unbind(1)
@@ -92,7 +92,7 @@ def _to_hsv(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def _to_rgb(hue: torch.Tensor, saturation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Does Pillow's ``hsv2rgb``: uint8 [n, 3, H, W]."""
+    """Computes Pillow's ``hsv2rgb``: uint8 [n, 3, H, W]."""
     sixths = _over(hue.double() * 6.0, 255.0)
     sector = sixths.floor()
     within = (sixths - sector).float()

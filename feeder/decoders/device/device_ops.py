@@ -223,7 +223,7 @@ _AUGMENTATIONS: dict[str, Callable[[torch.Tensor, Float64s], torch.Tensor]] = {
 
 
 def _augment_once(images: torch.Tensor, rows: Int64s, kind: str, magnitudes: Float64s) -> None:
-    """Does an augmentation that doesn't move pixels; the others change nothing here."""
+    """Applies an augmentation that doesn't move pixels; the others change nothing here."""
     if kind in ENHANCEMENTS:
         _adjust(images, rows, ENHANCEMENTS[kind], 1.0 + magnitudes)
     elif kind in _AUGMENTATIONS:

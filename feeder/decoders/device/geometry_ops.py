@@ -26,7 +26,7 @@ def warp(
     interpolation: str,
     fill: _Fill,
 ) -> None:
-    """Does Pillow's ``Image.transform``, to the same size, for some of the images, in place.
+    """Applies Pillow's ``Image.transform``, to the same size, to some of the images, in place.
 
     Args:
         images: uint8 [N, 3, H, W].

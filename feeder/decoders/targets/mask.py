@@ -225,7 +225,7 @@ def _nearest(length: int, new_length: int, is_exact: bool) -> Int64s:
 
 
 def _warped(mask: MaskArray, fill: int, move: Warp | Tilt, canvas: Size) -> MaskArray:
-    """Does torch's ``grid_sample`` with the mode "nearest"."""
+    """Computes torch's ``grid_sample`` with the mode "nearest"."""
     if isinstance(move, Warp) and move.turns >= 0:
         return cast(MaskArray, np.ascontiguousarray(np.rot90(mask, move.turns)))
     height, width = canvas

@@ -274,7 +274,7 @@ class BatchQueue:
         return batch
 
     def _warn_of_held(self, held: int, most: int) -> None:
-        """Says once that the caller holds many batches."""
+        """Warns once that the caller holds many batches."""
         if held >= HELD_BATCHES and held > most and not self.engine.warned:
             self.engine.warned = True
             warn(

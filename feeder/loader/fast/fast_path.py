@@ -148,7 +148,7 @@ class FastPath:
         self.run.check_reweighted(changed, at_sample, ends)
 
     def reweight(self) -> None:
-        """Takes up the weights of a mixture that were set."""
+        """Orders the samples ahead by the mixture's new weights."""
         assert isinstance(self.dataset, Mixture)
         self.run.reweight(self.dataset.shares)
         live = self._running()

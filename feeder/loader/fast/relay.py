@@ -183,7 +183,7 @@ class Relay:
             self._turn(ready)
 
     def _turn(self, ready: dict[int, int]) -> None:
-        """Does what there is to do."""
+        """Handles answers, beats and late parts once, and claims further parts."""
         now = time.monotonic()
         if now - self._looked_s > _BUSY_S:
             self._servers.forgive()

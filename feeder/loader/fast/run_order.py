@@ -101,7 +101,7 @@ class RunOrder:
             )
 
     def reweight(self, shares: Shares) -> None:
-        """Takes up the weights of a mixture that were set."""
+        """Orders the samples ahead by a mixture's new weights."""
         assert isinstance(self.unseeded, MixtureOrder)
         batch = self.unseeded.shares.batch
         self.unseeded = self.unseeded.with_shares(shares if batch is None else shares.in_batches(batch))

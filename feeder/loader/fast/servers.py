@@ -128,7 +128,7 @@ class Servers:
         return "; ".join(list(dict.fromkeys(filter(None, found)))[:_MOST_REASONS]) or "its servers do not answer"
 
     def _tell(self, text: str) -> None:
-        """Says on standard error, once, what keeps a server from being of use."""
+        """Prints to standard error, once, the reason why a server is of no use."""
         if text not in self._told:
             self._told.add(text)
             say(f"feeder: service {self._options.name!r}: {text}", file=sys.stderr)

@@ -128,7 +128,7 @@ class Tally:
         self.substitutions.extend(found.substitutions)
 
     def warn_of_clipped(self) -> None:
-        """Says once that images lost range."""
+        """Warns once that images lost range."""
         if self.counts["clipped"] and not self._has_warned:
             self._has_warned = True
             warn(clipped_warning(self.counts["clipped"]))

@@ -294,7 +294,7 @@ def _obey(
     descriptors: Sequence[int],
     worker_main: Callable[[socket.socket], object],
 ) -> None:
-    """Does what one message asks for; raises ConnectionError or EOFError when the trainer is gone."""
+    """Receives a message and carries it out; raises ConnectionError or EOFError when the trainer is gone."""
     message, received, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
     if not message:
         raise EOFError

@@ -222,7 +222,7 @@ class Fetcher:
             client.waits = set()
 
     def _answer(self, client: _Client, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Does what a message asks for; returns None for one without an answer."""
+        """Carries out a message; returns the answer, or None for a message without one."""
         self._hits += message.get("hits", 0)
 
         if client.leased and "need" not in message:  # it has opened what it asked for
@@ -279,7 +279,7 @@ class Fetcher:
         return {}
 
     def _greet(self, client: _Client, cache_bytes: int | None, timeout_s: float, identity: str) -> dict[str, Any]:
-        """Takes a client's options, and those of all together: the largest."""
+        """Notes a client's options; budget and timeout become the largest of all clients'."""
         with self.cache.lock:
             if identity != self._identity:
                 answer = self._leave()

@@ -69,7 +69,7 @@ def make_app(view: SetView, training: Training, token: str | None = None) -> Sta
 
 
 class _Guard(BaseHTTPMiddleware):
-    """Lets in who may, and adds the headers of Note [Whom the page is for]."""
+    """Refuses everybody but the user, and adds headers; see Note [Whom the page is for]."""
 
     def __init__(self, app: Any, token: str) -> None:
         super().__init__(app)
