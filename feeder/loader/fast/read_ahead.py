@@ -37,11 +37,11 @@ _log = logging.getLogger("feeder")
 _CHUNK_SAMPLES = 4096  # samples that are looked up together
 _TOGETHER = 8  # an eighth of what is looked ahead is planned at a time
 _PLAIN_SAMPLES = 1 << 16  # looked ahead in an order without windows
-_MESSAGE_ROWS = 800
-_SENT = 1 << 18
-_LOOK_S = 0.02
+_MESSAGE_ROWS = 800  # ranges of one message
+_SENT = 1 << 18  # ranges that are remembered as sent
+_LOOK_S = 0.02  # between two looks for drawn batches
 _PROGRESS_S = 0.1  # without progress, between two looks whether the iterator is still there
-_END_S = 5.0
+_END_S = 5.0  # the longest wait for the thread to end
 
 
 @dataclass(eq=False)
@@ -142,7 +142,7 @@ class _Set:
         return ranges
 
     def reached(self, step: int) -> None:
-        """Tells that the trainer has reached a step, if it is done with a shard: the others stay anyway.
+        """Tells the fetcher that the trainer has reached a step, if it is done with a shard then.
 
         Raises:
             ConnectionError: if the fetcher has ended.
@@ -179,7 +179,7 @@ class _Set:
 
 
 class _Ahead:
-    """A thread that has an iterator's bytes fetched, until that is done.
+    """A thread that asks for an iterator's bytes ahead of the workers, until the iterator is done.
 
     Args:
         reader: The samples' reader.
@@ -209,6 +209,7 @@ class _Ahead:
         return None if progress is None or progress.exhausted or self._is_over.is_set() else progress.steps
 
     def _run(self) -> None:
+        """Works until the iterator is done; an error ends the reading ahead alone."""
         try:
             while self._reached() is not None:
                 self._work()
@@ -262,17 +263,17 @@ class ReadAhead(_Ahead):
             for each in self._sets.values():
                 each.begin()
         except ConnectionError:
-            pass  # begun anew
+            pass  # extend() begins the plan again
         except BaseException:
             self._close_all()
             raise
         self._thread.start()
 
     def _working_bytes(self) -> dict[int, int]:
-        """Returns the cache's room that the order needs, in bytes, by the reader's id.
+        """Returns the bytes of cache that the order needs, by the reader's id.
 
-        A shard needs room from ``made`` steps before its first one to its last one, and its index already from where it
-        is planned. The greatest sum over the steps that are looked at counts. Room for two more shards is added.
+        A shard needs room from ``made`` steps before its first step to its last one; its index needs it from the step
+        on in which the shard is planned. The result is the largest sum of a step, and room for two more shards.
         """
         leaves: dict[int, ShardReader] = {}
         spans: dict[int, dict[int, list[int]]] = {}  # first and last step of each shard
@@ -317,6 +318,7 @@ class ReadAhead(_Ahead):
             reached = self._reached()
             if reached is None:
                 return
+
             end = min(len(self._split), reached + self._ahead)
             if planned < end and (is_first or end - planned >= self._together or end == len(self._split)):
                 found = list(itertools.islice(batches, 1 if is_first else min(self._chunk, end - planned)))
@@ -327,6 +329,7 @@ class ReadAhead(_Ahead):
                         self._sets[id(leaf)].extend(reached, steps[rows], own, is_first=is_first)
                     is_first = False
                 continue
+
             for each in self._sets.values():
                 each.reached(reached)
             self._moved.wait(_PROGRESS_S)
@@ -342,7 +345,7 @@ class DrawnAhead(_Ahead):
         self._thread.start()
 
     def watched(self, requests: Iterator[BatchRecord]) -> Iterator[BatchRecord]:
-        """Yields the batches to make, and has each fetched."""
+        """Yields the batches to make, and asks for the bytes of each."""
         for step, request in enumerate(requests):
             if not self._is_over.is_set():
                 self._drawn.put((step, request.samples.ids))

@@ -78,7 +78,7 @@ class Claims:
     _seen: tuple[int, float] = field(default=(-1, 0.0), init=False)  # the oldest part that waits, and since when
 
     def take(self, row: int) -> Part | None:
-        """Claims a part by a row, and takes the count that would wake a local worker for it; None if there is none."""
+        """Claims a part by a row; None if there is none. Lowers the event's count, so that no local worker wakes."""
         if self._are_left_to_local_workers():
             return None
         part = self.board.claim(row, fresh_only=self.local_workers > 0)
@@ -108,7 +108,7 @@ class Claims:
 
 @dataclass(eq=False)
 class _Asked:
-    """A part that was claimed.
+    """A part that this relay has claimed, and the requests for it.
 
     Attributes:
         part: The part.
@@ -118,8 +118,8 @@ class _Asked:
         since_s: Time of the last request.
         failures: Number of servers, or times, that it failed on.
         is_over: True once no answer is wanted any more.
-        source: The server whose answer comes, or has come; None: none.
-        arrays: The memory that this is received in.
+        source: The server whose answer is received; None: none is.
+        arrays: The memory that the answer is received in.
     """
 
     part: Part
@@ -180,28 +180,31 @@ class Relay:
     def run(self) -> None:
         """Relays parts until the trainer closes its socket."""
         while self._channel.connection.fileno() not in (ready := self._wait()):
-            self._turn(ready)
+            self._run_once(ready)
 
-    def _turn(self, ready: dict[int, int]) -> None:
+    def _run_once(self, ready: dict[int, int]) -> None:
         """Handles answers, beats and late parts once, and claims further parts."""
         now = time.monotonic()
         if now - self._looked_s > _BUSY_S:
             self._servers.forgive()
             self._answered_s += now - self._looked_s
         self._looked_s = now
+
         answers = 0
         for answer in self._servers.serve(ready):
-            self._take(*answer)
+            self._handle_answer(*answer)
             answers += 1
+
         is_due = now >= self._next_s
         self._servers.look(ready, is_due=is_due)
         if is_due:
             self._next_s = now + HEARTBEAT_S
             self._heartbeat()
             self._board.service_cores = self._servers.cores
+
         has_lost = self._drop_lost()
-        has_rows = self._take_rows_back()
-        # Most turns receive some bytes of a part, and there is nothing else to do.
+        has_rows = self._reclaim_rows()
+        # Mostly some bytes of a part have come, and there is nothing else to do.
         has_news = answers or is_due or has_lost or has_rows or self._board.event in ready
         if has_news or now >= self._late_s or self._is_empty_handed:
             self._see_to_late_parts()
@@ -242,8 +245,8 @@ class Relay:
         """Returns True if no server has answered for the time that a loader without local parts waits."""
         return time.monotonic() - self._answered_s > self._options.timeout_s
 
-    def _take_rows_back(self) -> bool:
-        """Takes back the rows of parts that the pool has given to others; returns True if there are any."""
+    def _reclaim_rows(self) -> bool:
+        """Frees the rows of parts that the pool has given to others; returns True if there are any."""
         free = [row for row in self._declined if self._board.is_free(row)]
         self._declined = [row for row in self._declined if row not in free]
         self._idle_rows += free
@@ -274,6 +277,7 @@ class Relay:
     # Requests and answers.
 
     def _ask(self, asked: _Asked, link: ServerLink) -> None:
+        """Asks a server for a part."""
         numbers = [memoryview(each.view("uint8")) for each in asked.view.samples]  # type: ignore[arg-type]
         asked.requests.append((link, link.ask(asked, asked.part.epoch, numbers, asked.view.image_size)))
         asked.since_s = time.monotonic()
@@ -290,9 +294,8 @@ class Relay:
         asked.arrays = found[1]
         return found[0]
 
-    def _leave(self, asked: _Asked) -> None:
-        """Wants no answer to a part any more. The last request of each server stays, as its answer tells that the
-        server is at work."""
+    def _cancel(self, asked: _Asked) -> None:
+        """Cancels the requests for a part, except each server's last one: its answer tells that the server works."""
         asked.is_over = True
         for link, number in asked.requests:
             if asked.source is link or len(link.sent) > 1:
@@ -301,22 +304,25 @@ class Relay:
         self._forget_source(asked)
 
     def _forget_source(self, asked: _Asked) -> None:
+        """Frees the memory that an answer was received in; another server's answer may come then."""
         self._receiver.release(asked.arrays)
         asked.source = None
         asked.arrays = []
 
-    def _take(self, link: ServerLink, number: int, asked: _Asked, answer: Frame) -> None:
-        """Takes a server's answer to a part."""
+    def _handle_answer(self, link: ServerLink, number: int, asked: _Asked, answer: Frame) -> None:
+        """Ends a part by a server's answer, or forgets an answer that is not wanted any more."""
         self._answered_s = time.monotonic()
         if asked.is_over or asked.source not in (None, link):
             if answer.kind == Kind.RESULT and link.memory is not None:
                 link.taken(number)
             asked.requests = [each for each in asked.requests if each != (link, number)]
             return
+
         asked.requests.remove((link, number))
         if answer.kind == Kind.FAILED:
-            self._take_failure(link, asked, answer)
+            self._handle_failure(link, asked, answer)
             return
+
         try:
             report, stages = self._receiver.take(asked.view, answer, asked.arrays, link.memory)
             is_gone = link.memory is not None and not link.is_open()  # its memory may be another part's by now
@@ -330,16 +336,18 @@ class Relay:
             link.lost = "is gone"
             self._forget_source(asked)
             return
+
         if link.memory is not None:
             link.taken(number)
-        self._leave(asked)
+        self._cancel(asked)
         self._finish(asked, report if report.has_news else None)
 
-    def _take_failure(self, link: ServerLink, asked: _Asked, answer: Frame) -> None:
+    def _handle_failure(self, link: ServerLink, asked: _Asked, answer: Frame) -> None:
+        """Ends a part with a bad sample's error; gives a part that failed otherwise to others, if there are any."""
         error = error_from_json(answer.message)
         asked.failures += 1
         if error is not None:
-            self._leave(asked)
+            self._cancel(asked)
             self._finish(asked, error)
         elif not self._options.only:
             self._hand_back(asked)
@@ -387,7 +395,7 @@ class Relay:
     def _ask_further(self, asked: _Asked, now: float) -> None:
         """Asks a server for a part that has none, or another one for a late part."""
         if self._is_overdue():
-            self._leave(asked)
+            self._cancel(asked)
             self._fail(asked)
         elif len(asked.requests) < _MOST_AT_ONCE:
             link = self._servers.free([link for link, _ in asked.requests])
@@ -398,7 +406,7 @@ class Relay:
 
     def _hand_back(self, asked: _Asked) -> None:
         """Gives a part back to the local workers, or makes it here if there is none."""
-        self._leave(asked)
+        self._cancel(asked)
         if not self._options.local_workers:
             self._make_here(asked)
             return
@@ -408,11 +416,13 @@ class Relay:
         os.eventfd_write(self._board.sent, 1)  # the trainer has to give it out again
 
     def _make_here(self, asked: _Asked) -> None:
+        """Makes a part in this process."""
         del self._asked[asked.part.number]
         make_part(self._channel, self._board, asked.row, asked.part, asked.view, self._work, self._heartbeat)
         self._idle_rows.append(asked.row)
 
     def _fail(self, asked: _Asked) -> None:
+        """Ends a part with the error that no server is there."""
         error = ServiceError(
             f"no server of the service {self._options.name!r} was there for {self._options.timeout_s:g} s: "
             f"{self._servers.problems()}. Start one with `feeder serve`, raise timeout=, or leave only=True out"
@@ -420,6 +430,7 @@ class Relay:
         self._finish(asked, error)
 
     def _finish(self, asked: _Asked, message: Any) -> None:
+        """Ends a part with its report, an error, or None; see :func:`finish_part`."""
         self._asked.pop(asked.part.number, None)
         if isinstance(message, Exception):  # else the part was counted where it was made
             self._work.meter.add_part(0)
