@@ -101,8 +101,7 @@ class ShardReader(ShardFields):
 
     def read(self, ids: Int64s, wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. Reads in stored order, so that neighbours come from one place on the disk."""
-        index, count = self.index, len(ids)
-        rows = index.rows(ids)
+        rows = self.index.rows(ids)
         orientations, sizes, errors = self._stored(ids, rows)
 
         # The index has the sizes, so crops are drawn, and the bytes that they need known, before anything is read.
@@ -112,7 +111,6 @@ class ShardReader(ShardFields):
         places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
         # The bytes of each image to read, as (head, begin, end): the first ``head``, and those from begin to end.
         ranges = [(0, 0, length) for _, _, length in places] if found is None else found[:, 1:].tolist()
-
         if self.mirror is not None:
             self._bring(places, ranges)
 
@@ -120,7 +118,7 @@ class ShardReader(ShardFields):
         entries = {shard: self._open(shard) for shard in {shard for shard, _, _ in places}}
         size_of = {shard: entry.size_bytes for shard, entry in entries.items()}
         inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
-        if count and int(lengths.max()) > LARGE_BYTES:
+        if len(ids) and int(lengths.max()) > LARGE_BYTES:
             self._refuse_large(ids, places, inside, errors)
 
         # All images are read into one piece of memory, in the order in which they lie on the disk.
@@ -128,11 +126,10 @@ class ShardReader(ShardFields):
         files = self._own_files()
         stay_open = files.entries.keys() >= entries.keys()  # False if some were closed to open others
         view = self._arena(files, total, ids)
-        buffers = [view[:0]] * count
+        buffers = [view[:0]] * len(ids)
         stored_order = np.lexsort((offsets, shards)).tolist()
         if files.advised_reads and total > READ_AHEAD_BYTES:
             self._advise([(places[row], ranges[row]) for row in stored_order if inside[row]])
-
         started = time.perf_counter_ns()
         start, opened, descriptor = 0, -1, -1
         for row in stored_order:
@@ -142,7 +139,6 @@ class ShardReader(ShardFields):
             if not inside[row]:
                 errors[row] = self.at(_cut_off(length, offset, size_of[shard]), int(ids[row]))
                 continue
-
             if shard != opened:
                 opened, descriptor = shard, (entries[shard] if stay_open else self._open(shard)).descriptor
             head, begin, end = ranges[row]
@@ -156,7 +152,6 @@ class ShardReader(ShardFields):
                 buffers[row] = view[:0]
 
         self.note_read(total, time.perf_counter_ns() - started)
-        # See Note [Shards that change].
         changed = {s for s, entry in entries.items() if self._has_changed(entry if stay_open else self._open(s))}
         for i, (shard, _, _), failed in zip(ids.tolist() if changed else (), places, errors, strict=False):
             if shard in changed and failed is None:

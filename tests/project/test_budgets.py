@@ -29,7 +29,7 @@ def nodes() -> dict[Path, list[ast.stmt]]:
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_774,
+    "dataset": 2_772,
     "decoders": 3_455,
     "fields": 344,
     "loader": 7_955,
@@ -43,7 +43,7 @@ STATEMENTS = {
 # The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
 # the GPU 400, the first screen 500.
 MOST_STATEMENTS = 31_000 + 3_500
-TOKENS = 459_235
+TOKENS = 459_231
 OWN_PARAMETERS = 15
 DENSE = 8
 

@@ -1,4 +1,4 @@
-"""The contract of backends that decode in the trainer's process, on their own device, what workers have staged."""
+"""The contract of backends that decode staged images in the trainer's process, on a device of their own."""
 
 from __future__ import annotations
 

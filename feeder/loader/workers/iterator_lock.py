@@ -1,4 +1,4 @@
-"""The lock of an iterator, which is closed although another thread waits in it, or this one below a signal handler.
+"""The lock of an iterator: closes it although another thread waits in it, or this thread below a signal handler.
 
 Note [Closing]
     A descriptor that is closed while a thread uses it may be another file's by the time the thread writes to it. So
