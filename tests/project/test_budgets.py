@@ -29,21 +29,21 @@ def nodes() -> dict[Path, list[ast.stmt]]:
 
 STATEMENTS = {
     "(top)": 177,
-    "dataset": 2_772,
+    "dataset": 2_783,
     "decoders": 3_455,
     "fields": 344,
-    "loader": 7_955,
+    "loader": 7_956,
     "order": 1_617,
     "service": 1_520,
-    "shard": 8_439,
-    "system": 726,
+    "shard": 8_449,
+    "system": 728,
     "tools": 4_955,
-    "transforms": 2_502,
+    "transforms": 2_506,
 }
 # The house's own, and what the issues after it may add: augmentation 400, switching 1,200, mixtures and the Hub 1,000,
 # the GPU 400, the first screen 500.
 MOST_STATEMENTS = 31_000 + 3_500
-TOKENS = 459_231
+TOKENS = 459_629
 OWN_PARAMETERS = 15
 DENSE = 8
 
