@@ -55,6 +55,16 @@ def pytest_runtest_protocol(item):
         measured.switch_context(item.nodeid)
 """
 
+CHOOSE = """
+from pathlib import Path
+
+CHOSEN = set(Path(__file__).with_name("chosen").read_text().splitlines())
+
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if CHOSEN & {item.nodeid, item.nodeid.partition("::")[0]}]
+"""
+NOTHING_FAILED = 0, 5  # pytest's exit codes; of 5, no test was there
+
 COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -208,6 +218,7 @@ def cover(out: Path) -> None:
 
 
 def attempt(out: Path, tree: Path, mutants: list[dict[str, Any]]) -> None:
+    (out / "choose.py").write_text(CHOOSE)
     counts = collections.Counter[str]()
     for mutant in mutants:
         file = tree / mutant["path"]
@@ -215,18 +226,20 @@ def attempt(out: Path, tree: Path, mutants: list[dict[str, Any]]) -> None:
         after, line = with_fault(before, mutant)
         tests = tests_of(out / "data", tree, mutant["path"], line)
         (out / "chosen").write_text("\n".join(tests))
-        options = ["-x", "-q", "-n", "2", "-m", "not slow", f"@{(out / 'chosen').resolve()}"]
+        files = sorted({name.partition("::")[0] for name in tests})
+        options = ["-x", "-q", "-n", "2", "-m", "not slow", "-p", "choose", *files]
         file.write_text(after)
         run = subprocess.Popen(
             [tree / ".venv/bin/python", "-m", "pytest", *options],
             cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(out.resolve())},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         result = "lives"
         try:
-            result = "found" if run.wait(LIMIT_S) in (1, 2) else "lives"  # 2: runners were stopped by -x
+            result = "lives" if run.wait(LIMIT_S) in NOTHING_FAILED else "found"
         except subprocess.TimeoutExpired:
             pass
         finally:

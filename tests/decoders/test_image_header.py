@@ -24,6 +24,13 @@ def test_a_thumbnails_end_marker_is_not_the_images() -> None:
     assert not is_whole(cut, image_info(cut))
 
 
+@pytest.mark.parametrize("size", [(1, 1), (30, 1), (1, 20)])
+@pytest.mark.parametrize(("format", "extension"), [("JPEG", "jpg"), ("PNG", "png")])
+def test_images_of_one_row_or_column_are_images(format: str, extension: str, size: tuple[int, int]) -> None:
+    data = encode(pixels(1, *size), format)
+    assert image_info(data) == ImageInfo(extension, *size, 1)
+
+
 def test_padding_between_segments_hides_neither_the_end_marker_nor_itself() -> None:
     thumbnail = encode(pixels(1, 8, 8))
     data = encode(pixels(2, 200, 150), exif=b"Exif\0\0" + Image.Exif().tobytes()[6:] + thumbnail)

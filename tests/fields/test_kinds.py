@@ -170,6 +170,7 @@ def test_a_pad_that_stored_arrays_do_not_hold_is_refused() -> None:
         (lambda: Array(pad=0, nested=True), "one of shape=, pad= and nested"),
         (lambda: Array(pad=0, optional=True), "need an array of each sample"),
         (lambda: Array(optional=True, fill=0), "needs shape="),
+        (lambda: Array((3,), "uint8", fill=0), "add optional=True"),
         (lambda: Array((3,), "uint8", optional=True, fill=300), "fill=300. does not fit into uint8"),
         (lambda: Array((3,), "uint8", optional=True, fill=1.5), "fill=1.5. does not fit into uint8"),
         (lambda: Array((3,), "int32", optional=True, fill=float("nan")), "does not fit into int32"),

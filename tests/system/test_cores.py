@@ -105,6 +105,7 @@ def test_slurm_counts_inside_a_job_only(tmp_path: Path) -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "12"}
     assert cores(root, job).slurm == 12
     assert cores(root, {**job, "SLURM_CPUS_PER_TASK": "3"}).slurm == 3
+    assert cores(root, {**job, "SLURM_CPUS_PER_TASK": "1"}).slurm == 1
     assert cores(root, {**job, "SLURM_CPUS_ON_NODE": "12(x2)"}).slurm is None
 
 
