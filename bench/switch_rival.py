@@ -115,7 +115,6 @@ EDITS["own_dataset"] = {
             'self.transform(Image.open(self.paths[i]).convert("RGB"))',
             "feeder.Encoded(self.paths[i], transform=self.transform)",
         ),
-        ("torch.utils.data.DataLoader(", "feeder.DataLoader("),
     ),
 }
 EDITS["timm_train"] = {FOLDER: (_IMPORT, _converted("loader"))}
