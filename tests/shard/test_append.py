@@ -85,6 +85,11 @@ def test_samples_and_classes_are_added_and_the_others_stay(folder: Path, tmp_pat
     assert not (folder / ".work").exists()
 
 
+def test_a_set_is_named_by_a_file_url_too(folder: Path, tmp_path: Path) -> None:
+    more = images(tmp_path / "more" / "b", 20, 3)
+    assert append(folder.as_uri(), str(more), ShardOptions()).samples == 13
+
+
 def test_a_second_version_goes_on_from_the_first(folder: Path, tmp_path: Path) -> None:
     for k in range(2):
         images(tmp_path / f"more{k}" / "b", 20 + 10 * k, 3)

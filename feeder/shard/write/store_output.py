@@ -19,7 +19,7 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Entry, Store, download, entry_of
-from feeder.shard.store.url import is_remote, local_path
+from feeder.shard.store.url import is_remote
 from feeder.shard.write.output_folder import OutputFolder, is_ours
 from feeder.shard.write.set_copy import at_once
 from feeder.shard.write.set_writer import index_path
@@ -35,14 +35,14 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
     """Locks an output folder, or a place in a store; see :meth:`OutputFolder.locked`.
 
     Args:
-        out: The folder, or its URL.
+        out: The path of the folder, or the URL of the place.
         force: True to replace a shard set in it.
         appends: True for a run that adds shards to a finished set, of whose own shards it needs nothing.
     """
     if not is_remote(out):
         if appends and not os.path.exists(os.path.join(out, MANIFEST_NAME)):
             raise no_set(out)
-        with OutputFolder.locked(local_path(out), force=force) as folder:
+        with OutputFolder.locked(out, force=force) as folder:
             yield folder
         return
 
@@ -70,7 +70,7 @@ def no_set(shown: str) -> ShardError:
 def previewed_output(out: str, *, force: bool) -> Iterator[OutputFolder]:
     """Opens an output folder, or a place in a store, without a lock, to look at what is there."""
     if not is_remote(out):
-        yield OutputFolder(local_path(out), force=force)
+        yield OutputFolder(out, force=force)
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(scratch, force=force, store=open_store(out, writes=True))
