@@ -120,7 +120,7 @@ def test_tutorial_runs_from_its_first_command_to_its_last_line(
     if tutorial == "hub":
         hub = HubServer(tmp_path, "my-org/my-images")
         request.addfinalizer(hub.close)
-        hub.is_gated = True
+        hub.refusal = "GatedRepo"
         hub.push({f"train/{k}.tar": TARS[f"data/train-00{k}.tar"] for k in range(2)} | parquet_files())
         places = {"hf_...": TOKEN, "python train.py": ""}
         environment = {"HF_ENDPOINT": hub.endpoint, "SSL_CERT_FILE": str(tmp_path / "authority.pem"), "NO_PROXY": "*"}

@@ -21,7 +21,7 @@ import torch
 
 import feeder
 from feeder import transforms as T
-from feeder.errors import ArgumentError, NotFoundError, ShardError, SourceError, StoreError
+from feeder.errors import ArgumentError, ChoiceError, NotFoundError, ShardError, SourceError, StoreError
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Store
@@ -201,7 +201,7 @@ def test_a_gated_dataset_gives_its_token_to_the_hub_alone(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.push(TARS | {"small.txt": b"from the hub itself"})
-    hub.is_gated = True
+    hub.refusal = "GatedRepo"
     with pytest.raises(StoreError, match="is gated: set HF_TOKEN or run `hf auth login`"):
         feeder.ShardDataset("hf://datasets/org/name/data", RECIPE)
 
@@ -224,6 +224,26 @@ def test_a_gated_dataset_gives_its_token_to_the_hub_alone(
     with pytest.raises(StoreError, match="HF_TOKEN") as refused:
         open_store(dataset.reader.place).get("val-000.tar", 0, 512)
     assert "somebody" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"), [("GatedRepo", "is gated"), ("RepoNotFound", "no such dataset, or it is private")]
+)
+def test_what_one_token_has_listed_and_read_no_other_token_sees(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, refusal: str, message: str
+) -> None:
+    commit = hub.push(TARS)
+    hub.refusal = refusal
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    url = f"hf://datasets/org/name@{commit}/data"
+    assert _labels(url) == [k % 3 for k in range(12)]
+
+    for token in ("hf_of_somebody_else", ""):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(StoreError, match=message):
+            feeder.ShardDataset(url, RECIPE)
+        with pytest.raises(StoreError, match=message):
+            list(open_store(url).list())
 
 
 def test_without_encryption_the_token_stays_here(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +326,26 @@ def test_parquet_files_are_sharded_with_their_class_names(hub: HubServer, tmp_pa
     dataset = feeder.ShardDataset(tmp_path / "set", RECIPE)
     assert dataset.classes == ["cat", "dog"]
     assert len(dataset) == 6
+
+
+@pytest.mark.parametrize("branch", ["refs/convert/parquet", "refs%2Fconvert%2Fparquet", "refs/pr/7"])
+def test_a_branch_of_the_hubs_own_is_named_as_the_hub_names_it(hub: HubServer, tmp_path: Path, branch: str) -> None:
+    files = {f"default/{name.replace('data/', '')}": data for name, data in parquet_files().items()}
+    hub.push(files, branch.replace("%2F", "/"))
+    shard(f"hf://datasets/org/name@{branch}/default", str(tmp_path / "set"))
+    dataset = feeder.ShardDataset(tmp_path / "set", RECIPE)
+    assert (len(dataset), dataset.classes) == (6, ["cat", "dog"])
+
+
+def test_tables_of_several_splits_are_asked_about(hub: HubServer, tmp_path: Path) -> None:
+    files = parquet_files()
+    hub.push(files | {name.replace("train", "test"): data for name, data in files.items()})
+    with pytest.raises(ChoiceError, match="several splits; choose") as asked:
+        shard("hf://datasets/org/name/data", str(tmp_path / "set"))
+    url = "hf://datasets/org/name/data"
+    assert sorted(asked.value.args[1]) == [(f"'{url}/test-*.parquet'", ""), (f"'{url}/train-*.parquet'", "")]
+    shard(f"{url}/test-*.parquet", str(tmp_path / "set"))
+    assert len(feeder.ShardDataset(tmp_path / "set", RECIPE)) == 6
 
 
 def test_folders_of_images_are_sharded(hub: HubServer, tmp_path: Path) -> None:

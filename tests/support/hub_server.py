@@ -71,7 +71,7 @@ class HubServer:
         plain_endpoint: The same without encryption.
         files: The files of each commit, by path.
         refs: The commits of branches.
-        is_gated: True to ask for the token.
+        refusal: The error's code of requests without the token, "GatedRepo" or "RepoNotFound"; empty for a public one.
         busy: Number of requests that are answered by 429 yet, with ``retry_after`` seconds.
         expired: Number of signed URLs, the first ones, that the CDN takes no more.
     """
@@ -80,7 +80,7 @@ class HubServer:
         self.repository = repository
         self.files: dict[str, dict[str, bytes]] = {}
         self.refs: dict[str, str] = {}
-        self.is_gated = False
+        self.refusal = ""
         self.busy = self.retry_after = self.expired = self._signed = 0
         self._hub = _Server("127.0.0.1", certificates / "good.pem", self, "_answer")
         self._cdn = _Server("127.0.0.1", certificates / "good.pem", self, "_bytes")
@@ -118,8 +118,8 @@ class HubServer:
         parts = urllib.parse.urlsplit(path)
         api = re.fullmatch(rf"/api/datasets/{self.repository}/revision/([^/]+)", parts.path)
         found = re.fullmatch(rf"/datasets/{self.repository}/resolve/([0-9a-f]+)/(.+)", parts.path)
-        if self.is_gated and headers["Authorization"] != f"Bearer {TOKEN}":
-            return 401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"}, b""
+        if self.refusal and headers["Authorization"] != f"Bearer {TOKEN}":
+            return 401, {"X-Error-Code": self.refusal, "X-Error-Message": "Access is restricted"}, b""
         if api:
             revision = urllib.parse.unquote(api[1])
             commit = revision if revision in self.files else self.refs.get(revision)

@@ -326,13 +326,13 @@ def _tables(root: str, folders: Sequence[str], files: Sequence[str]) -> list[Fol
     """Returns the tables in a folder that name or hold images, or the tars of splits."""
     tars = list(filter(is_tar, files))
     if tars:
-        found = [] if folders else _by_split(root, tars)
+        found = [] if folders else by_split(root, tars)
         return [FolderLayout("tars of several splits", each) for each in found] if len(found) > 1 else []
 
     tables = [name for name in files if name.lower().endswith(MANIFEST_SUFFIXES)]
     own = [name for name in tables if os.path.splitext(name)[0].lower() == "metadata"]
     parquet = [name for name in tables if name.lower().endswith(".parquet") and not own]
-    paths = [os.path.join(root, name) for name in own or tables if name not in parquet] + _by_split(root, parquet)
+    paths = [os.path.join(root, name) for name in own or tables if name not in parquet] + by_split(root, parquet)
     kind = "a table that names or holds its images, others are left out"
     ways = [FolderLayout(kind, path) for path in paths if _has_images(path)]
     if (
@@ -357,7 +357,7 @@ def _has_images(table: str) -> bool:
     return has_bytes or bool(image_files(rows, folders_beside(os.path.dirname(path) or ".")))
 
 
-def _by_split(root: str, names: Sequence[str]) -> list[str]:
+def by_split(root: str, names: Sequence[str]) -> list[str]:
     """Returns the files of each split, as a path or a pattern."""
     groups: dict[str, list[str]] = {}
     for name in names:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Sequence
+from shlex import quote
 
-from feeder.errors import SourceError
+from feeder.errors import ChoiceError, SourceError
 from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.box_files import are_yolo, open_voc, open_yolo
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.folder import open_folder
 from feeder.shard.source.image_file import left_out, looks_like_image
+from feeder.shard.source.layout import by_split
 from feeder.shard.source.pairs import open_pairs
 from feeder.shard.source.pattern import expand_pattern, fixed_start
 from feeder.shard.source.remote import list_objects, open_remote_folder, split_url
@@ -70,6 +73,8 @@ def open_source(
         if tars := _lone_tars(entries):
             beside = [entry.key for entry in entries if "/" not in entry.key]
             return open_stored_tars(store, tars, path, work, image_field, columns, beside=beside)
+        if image_field is None and not members and (tables := _tables(path, entries)):
+            return open_manifest(tables, columns, os.path.join(work, "spool"))
 
     if kind == "tars":
         return open_tars(path, work, image_field, columns)
@@ -149,6 +154,21 @@ def _remote_kind(path: str) -> str:
     if base.lower().endswith(MANIFEST_SUFFIXES):
         return "manifest"
     return "tars" if base.lower().endswith(TAR_SUFFIXES) or "{" in base or "*" in base else "prefix"
+
+
+def _tables(path: str, entries: Sequence[Entry]) -> str | None:
+    """Returns the Parquet files of a prefix, as a path or a pattern; None without any, or with an image below it.
+
+    Raises:
+        ChoiceError: if they are of several splits.
+    """
+    base, query = split_url(path)
+    keys = [entry.key for entry in entries]
+    tables = [] if any(map(looks_like_image, keys)) else [*filter(re.compile(r"[^/]+\.parquet").fullmatch, keys)]
+    ways = [f"{each}{query}" for each in by_split(base.rstrip("/"), tables)]
+    if len(ways) > 1:
+        raise ChoiceError(f"{base}: has tables of several splits; choose:", [(quote(way), "") for way in ways])
+    return ways[0] if ways else None
 
 
 def _lone_tars(entries: Sequence[Entry]) -> list[Entry]:

@@ -153,13 +153,15 @@ class Store(Protocol):
 
 def hub_folder(url: Url) -> str:
     """Returns the folder of the cache for what is made of a commit on the Hub: its listing, and indexes of its tars,
-    by their paths in the repository.
+    by their paths in the repository. Each token has one of its own, as not all may see a private dataset.
 
     Args:
         url: An hf URL, whose revision is a commit.
     """
+    from huggingface_hub import get_token
+
     repository, commit, _ = url.repository()
-    place = hashlib.sha256(f"{url.service}|{repository}@{commit}".encode()).hexdigest()[:16]
+    place = hashlib.sha256(f"{url.service}|{repository}@{commit}|{get_token()}".encode()).hexdigest()[:16]
     return os.path.join(default_cache(), "hub", f"{repository.replace('/', '--')}-{place}")
 
 

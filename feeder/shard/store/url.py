@@ -15,7 +15,7 @@ _MISTYPED = re.compile(rf"({'|'.join(_SCHEMES)}):/", re.IGNORECASE)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?")
 _ADDRESS = re.compile(r"(\[.*\]|[0-9.]+)(:[0-9]*)?")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
-_REPOSITORY = re.compile(r"([A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96})(?:@([^/]+))?(?:/(.+))?\Z")
+_REPOSITORY = re.compile(r"([A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96})(?:@(refs/[a-z]+/\w+|[^/]+))?(?:/(.+))?\Z")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}")
 # In the order in which AWS's own tools and obstore take them.
 _ENDPOINTS = {

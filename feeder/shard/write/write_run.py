@@ -286,7 +286,7 @@ def no_image(source: Source, rejected: list[Rejection]) -> SourceError:
     table = next((r.path for r in rejected if r.path.lower().endswith(MANIFEST_SUFFIXES)), None)
     if table is not None:
         path = os.path.join(source.root, table)
-        hint = f". {path!r} is a table: name it in place of its folder, and add further ones with `feeder append`"
+        hint = f". {path!r} is a table: name it in place of its folder, or several by a pattern, as in '*.parquet'"
     inputs = count(len(rejected), "input")
     return SourceError(f"{name}: no image found ({inputs}, all rejected, first {reasons}){hint}")
 
