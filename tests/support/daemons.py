@@ -15,18 +15,27 @@ from typing import Any
 __all__ = ["Daemon", "answers", "free_port"]
 
 _PORTS = range(20_000, 32_000)  # below those that the kernel gives to connections
-_RUNNERS = 16  # of one run of pytest that have ports of their own
+_taken: list[socket.socket] = []  # one for each port that this process was given
 
 
 def free_port(count: int = 1) -> int:
     """Returns the first of several TCP ports of 127.0.0.1 on which nothing listens, and which no other runner takes."""
-    runner = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _RUNNERS
-    size = len(_PORTS) // _RUNNERS
-    own = _PORTS[runner * size : (runner + 1) * size]
     while True:
-        first = random.SystemRandom().choice(own[: size + 1 - count])
-        if not any(answers(port) for port in range(first, first + count)):
+        first = random.SystemRandom().choice(_PORTS[:-count])
+        if all(_takes(port) and not answers(port) for port in range(first, first + count)):
             return first
+
+
+def _takes(port: int) -> bool:
+    """Takes a port until this process ends; False if another process has it."""
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0feeder-tests-port-{port}")
+    except OSError:
+        mark.close()
+        return False
+    _taken.append(mark)
+    return True
 
 
 def answers(port: int) -> bool:
