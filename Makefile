@@ -2,7 +2,7 @@
 #   VENV=dir      another place for it          PYTHON=python3.12   the Python to make it with
 #   IMAGES=dir    your own images (make demo)   PYTEST_ARGS=...     more arguments for pytest
 #   QUICK_ARGS="BASE --limit SECONDS"   what make quick compares with, and the most time that it takes (60)
-#   RUNNERS=n     tests run at once (three times the number of cores)
+#   RUNNERS=n     tests run at once (twice the number of cores)
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   torch without CUDA: a much smaller download
 
 VENV ?= .venv
@@ -10,7 +10,7 @@ PYTHON ?=
 IMAGES ?=
 PYTEST_ARGS ?=
 QUICK_ARGS ?=
-RUNNERS ?= $(shell echo $$((3 * $$(nproc))))
+RUNNERS ?= $(shell echo $$((2 * $$(nproc))))
 FUZZ_SECONDS ?= 60
 TORCH_INDEX ?=
 WHEEL_PYTHONS ?=
