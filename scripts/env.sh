@@ -113,6 +113,26 @@ compiling() {
     done
 }
 
+# -msse4 is in its build files, so x86 only. The wheels of both stay here: the tests look at each alone.
+make_simd_wheel() {
+    rm -rf "$wheels" "$wheels.new"
+    # pip's own cache doesn't know the compiler's flags and would hand back a wheel built with others.
+    CC="cc$([ "$(instructions)" = avx2 ] && echo ' -mavx2')" \
+        pip wheel -q --progress-bar off --no-cache-dir --no-deps --no-binary pillow-simd -w "$wheels.new" "pillow-simd==$simd"
+    pip download -q --progress-bar off --no-deps --only-binary pillow -d "$wheels.new" pillow
+    mv "$wheels.new" "$wheels"
+}
+wants_simd="" simd_wheel=""
+wheels="$venv/wheels/$(instructions)"
+if ! done_already pillow-simd "$simd_key" && [ "$(uname -m)" = x86_64 ]; then
+    wants_simd=1
+    if ! compgen -G "$wheels/pillow_simd-$simd-$python_tag-*.whl" >/dev/null; then
+        say "compiling pillow-simd for $(instructions) beside the rest"
+        make_simd_wheel 9>&- &
+        simd_wheel=$!
+    fi
+fi
+
 if ! packages_done; then
     # Alone and before its dependents, so that nothing else can pull in another build of it.
     say "installing torch (a large download, the first time)"
@@ -148,19 +168,9 @@ if ! packages_done; then
     fi
 fi
 
-# The last step, as it overwrites files of pillow. -msse4 is in its build files, so x86 only. The wheels of both stay
-# here: the tests look at each alone.
-if ! done_already pillow-simd "$simd_key" && [ "$(uname -m)" = x86_64 ]; then
-    wheels="$venv/wheels/$(instructions)"
-    if ! compgen -G "$wheels/pillow_simd-$simd-$python_tag-*.whl" >/dev/null; then
-        say "compiling pillow-simd for $(instructions)"
-        rm -rf "$wheels" "$wheels.new"
-        # pip's own cache doesn't know the compiler's flags and would hand back a wheel built with others.
-        CC="cc$([ "$(instructions)" = avx2 ] && echo ' -mavx2')" \
-            pip wheel -q --progress-bar off --no-cache-dir --no-deps --no-binary pillow-simd -w "$wheels.new" "pillow-simd==$simd"
-        pip download -q --progress-bar off --no-deps --only-binary pillow -d "$wheels.new" pillow
-        mv "$wheels.new" "$wheels"
-    fi
+# The last step, as it overwrites files of pillow.
+if [ -n "$wants_simd" ]; then
+    [ -z "$simd_wheel" ] || wait "$simd_wheel"
     install --no-deps --force-reinstall "$wheels"/pillow_simd-"$simd"-*.whl
 fi
 finish pillow-simd "$simd_key"
