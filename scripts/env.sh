@@ -88,8 +88,7 @@ export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constrai
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 [ -t 1 ] && [ "${CI:-}" != true ] && quiet=() || quiet=(-q --progress-bar off)
 pip() { "$venv/bin/python" -m pip "$@" </dev/null; }
-# Modules are compiled as they are imported: all of torch's would take as long as its download.
-install() { pip install --no-compile ${quiet[@]+"${quiet[@]}"} "$@"; }
+install() { pip install ${quiet[@]+"${quiet[@]}"} "$@"; }
 # pip 26 refuses constraints for environments to build in where it makes none.
 install_in_place() { (unset PIP_BUILD_CONSTRAINT && install --no-build-isolation "$@"); }
 
@@ -100,6 +99,8 @@ install_many() {
     UV_CONSTRAINT="$PIP_CONSTRAINT" "$venv/bin/python" -m uv pip install --python "$venv/bin/python" \
         --no-build-isolation ${quiet[@]+-q} ${index:+--default-index "$index"} "$@" </dev/null ||
         { say "uv could not install this; pip tries" && install_in_place "$@"; }
+    # By all cores at once, and also where PYTHONDONTWRITEBYTECODE keeps imports from it.
+    "$venv/bin/python" -m compileall -qq -j 0 "$venv"/lib/python*/site-packages || true
 }
 
 # A line every 20 seconds, as pip says nothing while it compiles. In short sleeps, so that nothing outlives the build.
@@ -136,7 +137,7 @@ fi
 if ! packages_done; then
     # Alone and before its dependents, so that nothing else can pull in another build of it.
     say "installing torch (a large download, the first time)"
-    install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
+    install --no-compile ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
     install cmake nanobind ninja scikit-build-core uv
 fi
 if ! done_already native "$native_key"; then
