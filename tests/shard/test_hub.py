@@ -331,8 +331,8 @@ def test_parquet_files_are_sharded_with_their_class_names(hub: HubServer, tmp_pa
 @pytest.mark.parametrize("branch", ["refs/convert/parquet", "refs%2Fconvert%2Fparquet", "refs/pr/7"])
 def test_a_branch_of_the_hubs_own_is_named_as_the_hub_names_it(hub: HubServer, tmp_path: Path, branch: str) -> None:
     files = {f"default/{name.replace('data/', '')}": data for name, data in parquet_files().items()}
-    hub.push(files, branch.replace("%2F", "/"))
-    shard(f"hf://datasets/org/name@{branch}/default", str(tmp_path / "set"))
+    hub.push(files | {"default/._train.parquet": b"of macOS"}, branch.replace("%2F", "/"))
+    shard(f"hf://datasets/org/name@{branch}/default/", str(tmp_path / "set"))
     dataset = feeder.ShardDataset(tmp_path / "set", RECIPE)
     assert (len(dataset), dataset.classes) == (6, ["cat", "dog"])
 

@@ -164,8 +164,8 @@ def _tables(path: str, entries: Sequence[Entry]) -> str | None:
     """
     base, query = split_url(path)
     keys = [entry.key for entry in entries]
-    tables = [] if any(map(looks_like_image, keys)) else [*filter(re.compile(r"[^/]+\.parquet").fullmatch, keys)]
-    ways = [f"{each}{query}" for each in by_split(base.rstrip("/"), tables)]
+    tables = [] if any(map(looks_like_image, keys)) else [*filter(re.compile(r"[^/.][^/]*\.parquet").fullmatch, keys)]
+    ways = [f"{each}{query}" for each in by_split(base, tables)]
     if len(ways) > 1:
         raise ChoiceError(f"{base}: has tables of several splits; choose:", [(quote(way), "") for way in ways])
     return ways[0] if ways else None

@@ -169,9 +169,14 @@ def named_objects(pattern: str, suffixes: tuple[str, ...]) -> tuple[Store, list[
     for key in keys:
         if "*" in key:
             folder = key.partition("*")[0].rpartition("/")[0]
-            depth = key.count("/")
-            found = [e for e in store.list(folder) if e.key.count("/") == depth and fnmatch.fnmatchcase(e.key, key)]
-            entries += [entry for entry in found if entry.key.endswith(suffixes)]
+            entries += [
+                e
+                for e in store.list(folder)
+                if e.key.count("/") == key.count("/")
+                and fnmatch.fnmatchcase(e.key, key)
+                and e.key.endswith(suffixes)
+                and not left_out(os.path.basename(e.key))
+            ]
         else:
             entries.append(store.size(key))
 
